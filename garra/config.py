@@ -1,0 +1,274 @@
+"""Settings in layers, with the origin of every value kept.
+
+Built-in defaults < shipped `profiles.toml` < the user's `profiles.toml` < `GARRA_*` < flags. Tables are merged key by
+key, everything else is replaced. Unknown keys are errors: a key that moved or is misspelt must not be ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from garra import paths, spec
+from garra.engine import argv
+from garra.errors import ConfigError, UnknownModel
+from garra.registry.source import parse_source
+
+CONTEXT_PRESETS: Mapping[str, int] = {"short": 4096, "medium": 16384, "long": 32768}
+MODE_SLOTS: Mapping[str, int] = {"low_latency": 2, "high_throughput": 8}
+DEFAULT_ORIGIN = "default"
+_PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+class SamplingTable(BaseModel, extra="forbid"):
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = Field(None, gt=0)
+
+
+class ProfileTable(BaseModel, extra="forbid"):
+    """One `[profiles.NAME]` table. The field docs are in docs/profiles.md."""
+
+    model: str
+    description: str = ""
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    download_bytes: int | None = Field(None, gt=0)
+    context: Literal["short", "medium", "long"] | Annotated[int, Field(ge=256, le=10_000_000)] = "medium"
+    mode: spec.Mode = "low_latency"
+    slots: int | None = Field(None, ge=1, le=256)
+    batch: int = Field(512, ge=32, le=65536)
+    ubatch: int = Field(512, ge=32, le=65536)
+    threads: Literal["physical"] | Annotated[int, Field(ge=1, le=1024)] = "physical"
+    gpu_layers: Literal["all"] | Annotated[int, Field(ge=0, le=10_000)] = "all"
+    flash_attention: spec.OnOffAuto = "on"
+    cache_type_k: spec.KvType = "f16"
+    cache_type_v: spec.KvType = "f16"
+    cache_ram_mib: int = Field(512, ge=0)
+    unified_kv: bool = False
+    speculation: spec.Speculation = "none"
+    draft_depth: int = Field(2, ge=1, le=64)
+    reasoning: spec.OnOffAuto = "auto"
+    sampling: SamplingTable = SamplingTable.model_construct()
+    text_only: bool = True
+    idle_ttl_s: float = Field(0, ge=0)
+    load_timeout_s: float = Field(120, gt=0)
+    stop_grace_s: float = Field(10, gt=0)
+    aliases: list[str] = []
+    extra_args: list[str] = []
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_a_source(cls, value: str) -> str:
+        try:
+            parse_source(value)
+        except ConfigError as error:
+            raise ValueError(f"{error.what}; {error.fix}") from None
+        return value
+
+    @field_validator("extra_args")
+    @classmethod
+    def _extra_args_leave_garras_flags_alone(cls, value: list[str]) -> list[str]:
+        owned = argv.owned_flags(value)
+        if owned:
+            raise ValueError(f"{', '.join(owned)} is set by garra itself; use the profile's own keys")
+        return value
+
+    @model_validator(mode="after")
+    def _values_agree(self) -> ProfileTable:
+        if self.ubatch > self.batch:
+            raise ValueError(f"ubatch {self.ubatch} is larger than batch {self.batch}")
+        if self.flash_attention == "off" and self.cache_type_v not in ("f16", "bf16", "f32"):
+            raise ValueError(f'cache_type_v = "{self.cache_type_v}" needs flash_attention = "on"')
+        return self
+
+    def to_spec(self, name: str) -> spec.Profile:
+        """The profile with presets resolved to numbers."""
+        plain = self.model_dump(exclude={"context", "slots", "threads", "gpu_layers", "sampling", "aliases", "extra_args"})
+        return spec.Profile(
+            name=name,
+            context=CONTEXT_PRESETS[self.context] if isinstance(self.context, str) else self.context,
+            slots=self.slots or MODE_SLOTS[self.mode],
+            threads=None if self.threads == "physical" else self.threads,
+            gpu_layers=None if self.gpu_layers == "all" else self.gpu_layers,
+            sampling=spec.Sampling(**self.sampling.model_dump()),
+            aliases=tuple(self.aliases),
+            extra_args=tuple(self.extra_args),
+            **plain,
+        )
+
+
+class Settings(BaseSettings):
+    """The whole of garra's settings."""
+
+    model_config = SettingsConfigDict(env_prefix="GARRA_", env_nested_delimiter="__", extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(11434, ge=0, le=65535)
+    allowed_hosts: list[str] = []
+    """Names besides loopback under which clients may reach the proxy (`Host` header)."""
+    body_limit_mib: int = Field(64, ge=1)
+    drain_s: float = Field(10, ge=0)
+    """How long a shutdown waits for running answers."""
+    write_stall_s: float = Field(60, gt=0)
+    """A client that reads nothing for so long is dropped."""
+    profiles: dict[str, ProfileTable] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # the layers are merged here, so that each value's origin is known
+
+    @model_validator(mode="after")
+    def _names_are_clear(self) -> Settings:
+        taken: dict[str, str] = {}
+        for name, table in self.profiles.items():
+            if not _PROFILE_NAME.fullmatch(name):
+                raise ValueError(f'profile name "{name}": use lower-case letters, digits, "_" and "-", 40 at most')
+            for label in (name, *table.aliases):
+                if label in taken:
+                    raise ValueError(f'"{label}" names both {taken[label]} and {name}')
+                taken[label] = name
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Validated settings, the profiles made of them, and where each value came from."""
+
+    settings: Settings
+    profiles: Mapping[str, spec.Profile]
+    origins: Mapping[str, str]
+    """Dotted key -> layer; a key that no layer sets is a built-in default."""
+
+    def profile(self, name: str) -> spec.Profile:
+        """The profile of this name or alias. Raises UnknownModel, naming what exists."""
+        for profile in self.profiles.values():
+            if name == profile.name or name in profile.aliases:
+                return profile
+        near = difflib.get_close_matches(name, self.profiles, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UnknownModel(f'no profile is called "{name}"', fix=f"{hint}there are: {', '.join(self.profiles)}")
+
+    def origin(self, key: str) -> str:
+        return self.origins.get(key, DEFAULT_ORIGIN)
+
+
+def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = None) -> Config:
+    """All layers merged and checked. `flags` is nested like the TOML. Raises ConfigError."""
+    user_file = user_file or paths.user_profiles()
+    shipped = paths.shipped("profiles.toml")
+    layers: list[tuple[str, Mapping[str, Any]]] = [("shipped profiles.toml", _read_toml(shipped))]
+    if user_file.exists():
+        layers.append((str(user_file), _read_toml(user_file)))
+    layers.append(("environment", EnvSettingsSource(Settings)()))
+    layers.append(("flag", flags or {}))
+
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for label, layer in layers:
+        merged = _merge(merged, layer)
+        origins.update(dict.fromkeys(_leaves(layer), label))
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise _explain(error, origins) from None
+    profiles = {name: table.to_spec(name) for name, table in settings.profiles.items()}
+    return Config(settings, profiles, origins)
+
+
+def stray_environment() -> list[str]:
+    """`GARRA_*` variables that set nothing, each with a guess at what was meant."""
+    known = [f"GARRA_{name.upper()}" for name in Settings.model_fields]
+    stray = []
+    for variable in sorted(os.environ):
+        if variable.startswith("GARRA_") and variable.split("__")[0] not in known:
+            near = difflib.get_close_matches(variable, known, n=1)
+            stray.append(variable + (f" (did you mean {near[0]}?)" if near else ""))
+    return stray
+
+
+def _read_toml(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=f"check {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=f"correct that line in {path}") from None
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        both_tables = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = _merge(below, value) if both_tables else value  # type: ignore[arg-type]
+    return result
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
+    """One line per wrong key, each with the layer it stands in."""
+    lines = []
+    for detail in error.errors():
+        key, complaint = _complaint(detail)
+        line = f"{key}: {complaint}" if key else complaint
+        where = origins.get(key)
+        if line not in (said := [known.split(" [")[0] for known in lines]) and not _shadowed(key, said):
+            lines.append(f"{line} [{where}]" if where and key else line)
+    first, *others = lines
+    what = "cannot use these settings: " + first + "".join(f"\n  also: {other}" for other in others)
+    return ConfigError(what, fix="correct it, then run: garra config check")
+
+
+def _shadowed(key: str, said: list[str]) -> bool:
+    """Whether this key had its complaint: a union reports one per member."""
+    return bool(key) and any(line.startswith(f"{key}:") for line in said)
+
+
+def _complaint(detail: ErrorDetails) -> tuple[str, str]:
+    location = [str(part) for part in detail["loc"]]
+    table: type[BaseModel] = Settings
+    if location[:1] == ["profiles"] and len(location) > 2:
+        table = SamplingTable if location[2] == "sampling" and len(location) > 3 else ProfileTable
+        depth = 4 if table is SamplingTable else 3
+    else:
+        depth = 1
+    key = ".".join(location[: max(depth, 2) if location[:1] == ["profiles"] else depth])
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(location[-1], table.model_fields, n=1, cutoff=0.5)
+        return key, "unknown key" + (f', did you mean "{near[0]}"?' if near else "")
+    if location[-1:] and (allowed := _choices(table, location[depth - 1])):
+        return key, f"{detail['input']!r} is not one of {allowed}"
+    return key, detail["msg"].removeprefix("Value error, ")
+
+
+def _choices(table: type[BaseModel], field: str) -> str:
+    """The words and numbers a field takes, for fields that take words; else nothing."""
+    known = table.model_fields.get(field)
+    words = re.findall(r"Literal\[([^]]*)\]", str(known.annotation)) if known else []
+    if not words:
+        return ""
+    return ", ".join(word.strip().strip("'") for word in words[0].split(",")) + (
+        " or a whole number in range" if "int" in str(known and known.annotation) else ""
+    )

@@ -1,0 +1,100 @@
+"""A launch plan as a command line: the only file that spells one of llama-server's flags.
+
+Everything that decides memory or speed is passed explicitly. The engine's own defaults and its auto-fit change what is
+unset without saying so (`-c`, `-ngl`), and some defaults are large (`--cache-ram` is 8 GiB per engine).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from garra.spec import LaunchPlan
+
+ALL_LAYERS = 999
+"""More layers than any model has: the engine clips it."""
+
+# Every spelling of a flag that garra sets or that would open another way in; `extra_args` may not hold them.
+_OWNED = frozenset(
+    """
+    -m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -dr --docker-repo -a --alias
+    --host --port --reuse-port --api-key --api-key-file --ssl-key-file --ssl-cert-file --api-prefix
+    -c --ctx-size -np --parallel -b --batch-size -ub --ubatch-size -t --threads -tb --threads-batch
+    -ngl --gpu-layers --n-gpu-layers -fa --flash-attn -ctk --cache-type-k -ctv --cache-type-v
+    -cb --cont-batching -nocb --no-cont-batching -cram --cache-ram -fit --fit
+    -kvu --kv-unified -no-kvu --no-kv-unified --kv-unified-per-slot
+    --spec-type --spec-draft-n-max -rea --reasoning
+    --temp --temperature --top-p --top-k --min-p --presence-penalty --repeat-penalty
+    --mmproj-auto --no-mmproj --no-mmproj-auto --ui --no-ui --webui --no-webui --slots --no-slots --metrics --jinja
+    --offline --log-colors --log-disable --log-file --log-jsonl
+    --models-dir --models-preset --models-max --tools --ui-mcp-proxy --webui-mcp-proxy -ag --agent --path
+    """.split()
+)
+
+
+def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
+    """The full command line of one engine. The same plan and socket always give the same list."""
+    profile = plan.profile
+    words: list[str] = [str(program)]
+    words += ["--model", str(plan.model_path), "--alias", profile.name, "--host", str(socket), "--offline"]
+    words += ["-c", str(plan.total_context), "-np", str(profile.slots)]
+    words += ["-b", str(profile.batch), "-ub", str(profile.ubatch)]
+    words += ["-t", str(plan.threads), "-tb", str(plan.threads), "-ngl", str(plan.gpu_layers), "--fit", "off"]
+    words += ["-fa", profile.flash_attention]
+    words += ["--cache-type-k", profile.cache_type_k, "--cache-type-v", profile.cache_type_v]
+    words += ["--cont-batching", "--cache-ram", str(profile.cache_ram_mib)]
+    words += ["--kv-unified" if profile.unified_kv else "--no-kv-unified"]
+    words += _speculation(plan)
+    words += ["--jinja", "--reasoning", profile.reasoning]
+    words += _sampling(plan)
+    if profile.text_only:
+        words += ["--no-mmproj"]
+    words += ["--slots", "--metrics", "--no-ui", "--log-colors", "off"]
+    return [*words, *profile.extra_args]
+
+
+def smoke_argv(program: Path, model: Path, socket: Path) -> list[str]:
+    """The smallest engine that can prove a build: one slot, few cells."""
+    words = [str(program), "--model", str(model), "--host", str(socket), "--offline", "-c", "256", "-np", "1"]
+    return [*words, "-b", "64", "-ub", "64", "-ngl", "0", "--fit", "off", "--cache-ram", "0", "--no-ui", "--log-colors", "off"]
+
+
+def _speculation(plan: LaunchPlan) -> list[str]:
+    profile = plan.profile
+    match profile.speculation:
+        case "mtp":
+            return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(profile.draft_depth)]
+        case "ngram":
+            return ["--spec-type", "ngram-mod"]
+        case "none":
+            return ["--spec-type", "none"]
+
+
+def _sampling(plan: LaunchPlan) -> list[str]:
+    sampling = plan.profile.sampling
+    flags: Sequence[tuple[str, float | None]] = (
+        ("--temp", sampling.temperature),
+        ("--top-p", sampling.top_p),
+        ("--top-k", sampling.top_k),
+        ("--min-p", sampling.min_p),
+        ("--presence-penalty", sampling.presence_penalty),
+        ("--repeat-penalty", sampling.repeat_penalty),
+    )
+    return [word for flag, value in flags if value is not None for word in (flag, f"{value:g}")]
+
+
+def owned_flags(extra_args: Iterable[str]) -> list[str]:
+    """The words of `extra_args` that spell a flag garra sets itself."""
+    return [word for word in extra_args if word.split("=")[0] in _OWNED]
+
+
+def flags_of_help(help_text: str) -> frozenset[str]:
+    """Every flag that `llama-server --help` lists."""
+    entries = re.findall(r"^ {0,1}(-{1,2}[A-Za-z].*)$", help_text, re.MULTILINE)
+    return frozenset(flag for entry in entries for flag in re.findall(r"(?<![\w-])-{1,2}[a-zA-Z][\w.-]*", entry))
+
+
+def unsupported(argv: Sequence[str], supported: frozenset[str]) -> list[str]:
+    """Flags of a command line that an engine does not list in its help."""
+    return [word for word in argv[1:] if re.fullmatch(r"-{1,2}[a-zA-Z][\w-]*", word) and word not in supported]

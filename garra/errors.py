@@ -1,0 +1,122 @@
+"""The error tree: what went wrong, and a fix one can type.
+
+A class exists only where a caller acts differently. Two facts live on each class: the status an HTTP client
+sees and the exit code a shell sees.
+
+Exit codes: 0 done, 1 a bug, 2 wrong usage, 3 configuration, 4 model, 5 engine build, 6 engine start,
+7 address or lock taken, 8 garra is not running, 9 network, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+
+class GarraError(Exception):
+    """Something a person can act on. `str()` is one line that starts with "cannot" or names the thing."""
+
+    http_status = 500
+    exit_code = 1
+    code = "internal_error"
+
+    def __init__(self, what: str, *, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+
+class ConfigError(GarraError):
+    """A value or key in a settings layer is wrong."""
+
+    exit_code = 3
+    code = "invalid_config"
+
+
+class BadRequest(GarraError):
+    """The client's request cannot be routed as it stands."""
+
+    http_status = 400
+    code = "invalid_request"
+
+
+class UnknownModel(GarraError):
+    """No profile has this name."""
+
+    http_status = 404
+    exit_code = 4
+    code = "model_not_found"
+
+
+class ModelNotPresent(GarraError):
+    """The profile exists, its file does not: only `garra up` and `garra pull` download."""
+
+    http_status = 404
+    exit_code = 4
+    code = "model_not_downloaded"
+
+
+class BadModel(GarraError):
+    """A model file is missing, cut short, not a GGUF, or not what its checksum says."""
+
+    http_status = 503
+    exit_code = 4
+    code = "bad_model"
+
+
+class DownloadFailed(GarraError):
+    """A source cannot be reached or does not have the file."""
+
+    exit_code = 9
+    code = "download_failed"
+
+
+class BuildFailed(GarraError):
+    """The engine cannot be built from its sources."""
+
+    exit_code = 5
+    code = "build_failed"
+
+
+class EngineMissing(GarraError):
+    """There is no compiled engine."""
+
+    http_status = 503
+    exit_code = 5
+    code = "engine_missing"
+
+
+class EngineDown(GarraError):
+    """The engine did not start, or died before it answered."""
+
+    http_status = 503
+    exit_code = 6
+    code = "engine_down"
+
+    def __init__(self, what: str, *, fix: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDied(EngineDown):
+    """The connection to the engine broke before it answered this request."""
+
+    http_status = 502
+    code = "engine_died"
+
+
+class ShuttingDown(EngineDown):
+    """garra is stopping; nothing new is accepted."""
+
+    code = "shutting_down"
+
+
+class Taken(GarraError):
+    """The address or the runtime folder is in use by somebody else."""
+
+    exit_code = 7
+    code = "taken"
+
+
+class NotRunning(GarraError):
+    """No garra answers on the control socket."""
+
+    exit_code = 8
+    code = "not_running"

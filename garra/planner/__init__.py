@@ -1,0 +1,1 @@
+"""From a profile and a host to one concrete launch plan."""

@@ -1,0 +1,1 @@
+"""The HTTP front: routing, guarding and relaying bytes."""

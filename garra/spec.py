@@ -1,0 +1,212 @@
+"""The nouns that cross rooms. Frozen, slotted, stdlib types only; units stand in the names."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+Speculation = Literal["none", "mtp", "ngram"]
+Mode = Literal["low_latency", "high_throughput"]
+OnOffAuto = Literal["on", "off", "auto"]
+
+
+class Phase(enum.StrEnum):
+    """Where one engine is in its life."""
+
+    COLD = enum.auto()
+    LOADING = enum.auto()
+    READY = enum.auto()
+    DRAINING = enum.auto()
+    STOPPING = enum.auto()
+    BACKOFF = enum.auto()
+    FAILED = enum.auto()
+
+
+class Cause(enum.StrEnum):
+    """Why an engine left, or never reached, READY."""
+
+    REQUESTED = enum.auto()
+    """A person or a shutdown asked for it."""
+    EVICTED = enum.auto()
+    """Another model needed its place."""
+    IDLE = enum.auto()
+    """Nobody used it for `idle_ttl_s`."""
+    CRASH = enum.auto()
+    """It died while READY or DRAINING."""
+    START_FAILED = enum.auto()
+    """It exited, or answered something unexpected, while LOADING."""
+    LOAD_TIMEOUT = enum.auto()
+    """No progress for `load_timeout_s`."""
+    OOM = enum.auto()
+    """It, or the kernel, said that memory ran out."""
+    BAD_FLAG = enum.auto()
+    """It refused its command line: trying again cannot help."""
+    BAD_MODEL = enum.auto()
+    """It refused the file: trying again cannot help."""
+
+
+ORDERLY = frozenset({Cause.REQUESTED, Cause.EVICTED, Cause.IDLE})
+HOPELESS = frozenset({Cause.BAD_FLAG, Cause.BAD_MODEL})
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver reports it."""
+
+    index: int
+    name: str
+    total_mib: int
+    free_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """What this machine has, at the time of asking."""
+
+    cores: int
+    """Physical cores this process may use."""
+    ram_total_mib: int
+    ram_free_mib: int
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def free_vram_mib(self) -> int:
+        """Free MiB of the emptiest GPU, 0 without one."""
+        return max((gpu.free_mib for gpu in self.gpus), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Defaults the engine applies where a request says nothing; None leaves the engine's own."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model with the way it is to be served, all layers of settings applied."""
+
+    name: str
+    model: str
+    """A model reference: `file:`, `pypi:` or `hf:`."""
+    context: int
+    """Tokens per slot."""
+    mode: Mode
+    slots: int
+    batch: int
+    ubatch: int
+    threads: int | None
+    """None: the physical cores."""
+    gpu_layers: int | None
+    """None: all of them."""
+    flash_attention: OnOffAuto
+    cache_type_k: KvType
+    cache_type_v: KvType
+    cache_ram_mib: int
+    unified_kv: bool
+    speculation: Speculation
+    draft_depth: int
+    reasoning: OnOffAuto
+    text_only: bool
+    idle_ttl_s: float
+    """0: never unloaded for being idle."""
+    load_timeout_s: float
+    stop_grace_s: float
+    description: str = ""
+    sampling: Sampling = Sampling()
+    aliases: tuple[str, ...] = ()
+    extra_args: tuple[str, ...] = ()
+    sha256: str | None = None
+    download_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything one engine start needs except the socket, which is fresh at every spawn."""
+
+    profile: Profile
+    model_path: Path
+    threads: int
+    gpu_layers: int
+    """999 stands for all: more layers than any model has."""
+    notes: tuple[str, ...] = ()
+    """Decisions a person may want to know."""
+
+    @property
+    def total_context(self) -> int:
+        """Tokens in the whole KV cache: the engine splits `-c` over its slots."""
+        return self.profile.context * self.profile.slots
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBuild:
+    """A compiled engine on disk."""
+
+    stamp: str
+    build_number: int
+    folder: Path
+    backend: str
+    patches: tuple[str, ...]
+
+    def tool(self, name: str) -> Path:
+        """The path of one of its programs."""
+        return self.folder / "bin" / name
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProps:
+    """What a running engine says about itself (`/props`)."""
+
+    slots: int
+    slot_context: int
+    model_path: str
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExit:
+    """How a process ended."""
+
+    code: int | None
+    """Exit status, or None when a signal ended it."""
+    signal: int | None
+    cause: Cause
+    detail: str
+    """The line that names the cause, or the best there is."""
+    log_tail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        how = f"signal {self.signal}" if self.signal is not None else f"exit status {self.code}"
+        return f"{self.detail} ({how})" if self.detail else how
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One profile's engine, as `status` shows it."""
+
+    profile: str
+    phase: Phase
+    cause: Cause | None = None
+    detail: str = ""
+    since_s: float = 0.0
+    """Seconds in this phase."""
+    load_fraction: float | None = None
+    pid: int | None = None
+    slots: int = 0
+    slot_context: int = 0
+    leases: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    rss_mib: int | None = None
+    warnings: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""The life of engines: state machines, processes, runners and the fleet."""
