@@ -96,7 +96,9 @@ class ProfileTable(BaseModel, extra="forbid"):
 
     def to_spec(self, name: str) -> spec.Profile:
         """The profile with presets resolved to numbers."""
-        plain = self.model_dump(exclude={"context", "slots", "threads", "gpu_layers", "sampling", "aliases", "extra_args"})
+        plain = self.model_dump(
+            exclude={"context", "slots", "threads", "gpu_layers", "sampling", "aliases", "extra_args"}
+        )
         return spec.Profile(
             name=name,
             context=CONTEXT_PRESETS[self.context] if isinstance(self.context, str) else self.context,

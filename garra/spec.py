@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal as _signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -187,7 +188,12 @@ class EngineExit:
     log_tail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        how = f"signal {self.signal}" if self.signal is not None else f"exit status {self.code}"
+        if self.signal is not None:
+            how = f"ended by {_signal.Signals(self.signal).name}"
+        elif self.code is not None:
+            how = f"exit status {self.code}"
+        else:
+            return self.detail
         return f"{self.detail} ({how})" if self.detail else how
 
 

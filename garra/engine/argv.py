@@ -57,7 +57,22 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
 def smoke_argv(program: Path, model: Path, socket: Path) -> list[str]:
     """The smallest engine that can prove a build: one slot, few cells."""
     words = [str(program), "--model", str(model), "--host", str(socket), "--offline", "-c", "256", "-np", "1"]
-    return [*words, "-b", "64", "-ub", "64", "-ngl", "0", "--fit", "off", "--cache-ram", "0", "--no-ui", "--log-colors", "off"]
+    return [
+        *words,
+        "-b",
+        "64",
+        "-ub",
+        "64",
+        "-ngl",
+        "0",
+        "--fit",
+        "off",
+        "--cache-ram",
+        "0",
+        "--no-ui",
+        "--log-colors",
+        "off",
+    ]
 
 
 def _speculation(plan: LaunchPlan) -> list[str]:

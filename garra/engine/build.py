@@ -207,7 +207,9 @@ def _run(command: list[str], plan: BuildPlan, log: object, on_step: OnStep | Non
 def telling_lines(log: Path, limit: int = 12) -> str:
     """The lines of a build log that name errors, with a little of what follows; else its end."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    hits = [number for number, line in enumerate(lines) if re.search(r"\berror\b[: ]|CMake Error|FAILED:|No space", line)]
+    hits = [
+        number for number, line in enumerate(lines) if re.search(r"\berror\b[: ]|CMake Error|FAILED:|No space", line)
+    ]
     if not hits:
         return "\n".join(lines[-limit:])
     shown = sorted({number + offset for number in hits for offset in range(3) if number + offset < len(lines)})

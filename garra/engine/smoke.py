@@ -164,5 +164,3 @@ def _pair(key: str, value: str | int | float) -> bytes:
 
 def _array(key: str, kind: int, items: list[bytes]) -> bytes:
     return _text(key) + struct.pack("<IIQ", _ARRAY, kind, len(items)) + b"".join(items)
-
-

@@ -108,7 +108,9 @@ def sha256_of(path: Path) -> str:
 
 def _copy_given(given: Path, destination: Path) -> None:
     if not (given / "CMakeLists.txt").is_file():
-        raise BuildFailed(f"cannot build from {given}: it has no CMakeLists.txt", fix="point --source at llama.cpp's root")
+        raise BuildFailed(
+            f"cannot build from {given}: it has no CMakeLists.txt", fix="point --source at llama.cpp's root"
+        )
     shutil.copytree(given, destination, symlinks=True, ignore=shutil.ignore_patterns(".git", "build*"))
 
 

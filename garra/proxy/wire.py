@@ -1,0 +1,135 @@
+"""HTTP/1.1 responses as the engine sends them: the head, and chunked framing that is passed on, not decoded. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_CHUNK_BYTES = 64 * 1024 * 1024
+_MAX_SIZE_LINE = 256
+
+
+class WireError(ValueError):
+    """Bytes that are not HTTP as we know it."""
+
+
+class Framing(enum.Enum):
+    """How the end of a body is known."""
+
+    CHUNKED = enum.auto()
+    LENGTH = enum.auto()
+    UNTIL_CLOSE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status line and headers; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    framing: Framing
+    length: int
+    """Body bytes, for LENGTH."""
+    keep_alive: bool
+
+
+def parse_head(block: bytes) -> ResponseHead:
+    """The head in `block`, which ends before the empty line. Raises WireError."""
+    first, *lines = block.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise WireError(f"not an HTTP status line: {first[:80]!r}")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name[0] in " \t":
+            raise WireError(f"not a header: {line[:80]!r}")
+        headers[name.lower()] = value.strip()
+    framing, length = Framing.UNTIL_CLOSE, 0
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        framing = Framing.CHUNKED
+    elif (given := headers.get("content-length")) is not None:
+        if not given.isdigit():
+            raise WireError(f"not a length: {given[:40]!r}")
+        framing, length = Framing.LENGTH, int(given)
+    closing = "close" in headers.get("connection", "").lower() or framing is Framing.UNTIL_CLOSE
+    return ResponseHead(int(rest[:3]), headers, framing, length, keep_alive=not closing)
+
+
+class ChunkReader:
+    """Cuts a chunked body at chunk borders, so that what is passed on is always whole chunks.
+
+    A chunk of the engine is one event (or a few): an incomplete one is of no use to a client, and when the engine dies an
+    error event can follow without breaking the framing. The terminal chunk is withheld: whoever owns the client's
+    connection writes its own.
+    """
+
+    __slots__ = ("_needed", "_pending", "ended")
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._needed = 0
+        self.ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole chunks, still framed, that `data` completes. Raises WireError. May be empty."""
+        if self._pending:
+            data = self._pending + data
+            if len(data) < self._needed:
+                self._pending = data
+                return b""
+        position, size = 0, len(data)
+        while position < size:
+            line_end = data.find(b"\r\n", position, position + _MAX_SIZE_LINE)
+            if line_end < 0:
+                if size - position >= _MAX_SIZE_LINE:
+                    raise WireError("a chunk's size line does not end")
+                self._needed = 0
+                break
+            length = _chunk_length(data, position, line_end)
+            chunk_end = line_end + 4 + length
+            if chunk_end > size:
+                self._needed = chunk_end - position
+                break
+            if data[chunk_end - 2 : chunk_end] != b"\r\n":
+                raise WireError("a chunk is longer than it said")
+            if length == 0:
+                self.ended = True
+                self._pending = b""
+                return data[:position]
+            position = chunk_end
+        self._pending = data[position:] if position else data
+        if position == size:
+            self._pending = b""
+            return data
+        return data[:position]
+
+
+def _chunk_length(data: bytes, start: int, end: int) -> int:
+    try:
+        length = int(data[start:end], 16)
+    except ValueError:
+        word = data[start:end].split(b";")[0].strip()  # an extension
+        if not word or not all(byte in b"0123456789abcdefABCDEF" for byte in word):
+            raise WireError(f"not a chunk size: {data[start:end][:40]!r}") from None
+        length = int(word, 16)
+    if not 0 <= length <= MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {length} bytes")
+    return length
+
+
+def unframe(chunks: bytes) -> bytes:
+    """The payload of whole chunks, for HTTP/1.0 clients."""
+    payload, position = [], 0
+    while position < len(chunks):
+        line_end = chunks.index(b"\r\n", position)
+        length = _chunk_length(chunks, position, line_end)
+        payload.append(chunks[line_end + 2 : line_end + 2 + length])
+        position = line_end + 4 + length
+    return b"".join(payload)
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` as one chunk."""
+    return b"%x\r\n%b\r\n" % (len(payload), payload)

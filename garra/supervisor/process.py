@@ -1,0 +1,193 @@
+"""One engine process: spawned in a session of its own, tethered to garra, read to its last word, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from garra import paths
+from garra.errors import EngineDown
+from garra.spec import EngineExit, LaunchPlan
+from garra.supervisor import runfile
+from garra.supervisor.diagnose import LogRing, explain
+
+log = logging.getLogger(__name__)
+
+LOG_LIMIT_BYTES = 8 * 1024 * 1024
+_READ_BYTES = 64 * 1024
+_LAST_WORDS_S = 2.0  # a grandchild may hold the pipe open long after the engine is gone
+
+MakeArgv = Callable[[LaunchPlan, Path], list[str]]
+
+
+class ProcessSpawner:
+    """Starts engines on fresh sockets in `folder` (private, 0700). Use it from the main thread only: the parent-death
+    signal follows the thread that spawned."""
+
+    def __init__(self, folder: Path, make_argv: MakeArgv) -> None:
+        self._folder = folder
+        self._make_argv = make_argv
+        self._serial = itertools.count(1)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def spawn(self, plan: LaunchPlan) -> RealProcess:
+        name = f"{plan.profile.name[:24]}-{next(self._serial)}-{secrets.token_hex(3)}"
+        socket = self._folder / f"{name}.sock"
+        argv = self._make_argv(plan, socket)
+        output = _LogFile(paths.engine_log(plan.profile.name))
+        output.write(f"--- {' '.join(argv)}\n".encode())
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *_tether(),
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=engine_environment(),
+                start_new_session=True,  # uvloop refuses process_group; a session is a group too
+            )
+        except OSError as error:
+            output.close()
+            raise EngineDown(f"cannot start {argv[0]}: {error.strerror or error}", fix="garra engine build") from None
+        run_file = self._folder / f"{name}.json"
+        runfile.write(run_file, child.pid, socket)
+        return RealProcess(child, socket, run_file, output)
+
+
+class RealProcess:
+    """A running engine. `wait` must be awaited once; it cleans up."""
+
+    def __init__(self, child: asyncio.subprocess.Process, socket: Path, run_file: Path, output: _LogFile) -> None:
+        self._child = child
+        self._run_file = run_file
+        self._output = output
+        self._ring = LogRing()
+        self._socket = socket
+        self._handle = os.pidfd_open(child.pid) if hasattr(os, "pidfd_open") else None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def socket(self) -> Path:
+        return self._socket
+
+    def send_signal(self, signum: int) -> None:
+        if self._child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, signum)
+            else:
+                self._child.send_signal(signum)
+
+    async def wait(self) -> EngineExit:
+        drained = asyncio.ensure_future(self._read_output())
+        try:
+            status = await self._child.wait()
+            self._end_group()
+            await asyncio.wait([drained], timeout=_LAST_WORDS_S)
+        finally:
+            drained.cancel()
+            self._clean_up()
+        code, signum = (status, None) if status >= 0 else (None, -status)
+        return explain(code, signum, self._ring.lines())
+
+    def progress(self) -> int:
+        return self._ring.n_bytes + (self.rss_bytes() or 0)
+
+    def rss_bytes(self) -> int | None:
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return None
+
+    async def _read_output(self) -> None:
+        pipe = self._child.stdout
+        assert pipe is not None
+        while chunk := await pipe.read(_READ_BYTES):  # chunks, not lines: a line may be longer than any buffer
+            self._ring.feed(chunk)
+            self._output.write(chunk)
+
+    def _end_group(self) -> None:
+        """Whatever the engine started goes with it. Its group cannot be reused while a member lives."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _clean_up(self) -> None:
+        self._output.close()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+        self._socket.unlink(missing_ok=True)
+        self._run_file.unlink(missing_ok=True)
+        transport = getattr(self._child, "_transport", None)  # asyncio closes pipes only at EOF
+        if transport is not None:
+            transport.close()
+
+
+def engine_environment() -> dict[str, str]:
+    """The environment without anything that would set a flag behind garra's back."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_", "GGML_"))}
+    kept |= {key: value for key, value in os.environ.items() if key.startswith("GGML_VK_")}
+    return kept | {"GGML_NO_BACKTRACE": "1"}  # else an abort waits seconds for a debugger
+
+
+@functools.cache
+def _tether() -> tuple[str, ...]:
+    """A prefix that makes the kernel kill the engine when garra dies, however it dies (Linux)."""
+    tool = shutil.which("setpriv")
+    if tool is None:
+        return ()
+    told = subprocess.run([tool, "--help"], capture_output=True, text=True, check=False).stdout
+    return (tool, "--pdeathsig", "KILL", "--") if "--pdeathsig" in told else ()
+
+
+class _LogFile:
+    """An append-only log with one predecessor. A full disk loses log lines, nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            log.warning("cannot log to %s: %s", path, error.strerror)
+
+    def write(self, chunk: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(chunk)
+            self._file.flush()
+            if self._file.tell() > LOG_LIMIT_BYTES:
+                self._file.close()
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self._open()
+        except OSError as error:
+            log.warning("cannot log to %s: %s", self._path, error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        self._file = self._path.open("ab")
