@@ -9,8 +9,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 import uvloop
@@ -27,16 +28,25 @@ from garra.proxy.control import ControlServer
 from garra.proxy.server import KEEP_ALIVE_S, ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
-from garra.spec import LaunchPlan, Profile
+from garra.spec import EngineStatus, LaunchPlan, Profile
 from garra.supervisor import runfile
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.process import ProcessSpawner
 
 log = logging.getLogger(__name__)
 
+_NARRATE_EVERY_S = 0.2
 _VANISHED_CLIENT_MS = 60_000  # unacknowledged bytes for this long: the client's machine is gone
 
-OnUp = Callable[[str], None]
+
+class Narrator(Protocol):
+    """Tells the person in front of the terminal how the start goes."""
+
+    def loading(self, status: EngineStatus) -> None:
+        """Called a few times a second until the engine is READY or will not be."""
+        ...
+
+    def ready(self, url: str) -> None: ...
 
 
 class LoopClock:
@@ -49,20 +59,21 @@ class LoopClock:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
 
-def serve(config: Config, profile: str | None, *, on_up: OnUp) -> None:
-    """Run in the foreground until a signal or `garra down`. `on_up` gets the URL once it listens.
+def serve(config: Config, profile: str, narrator: Narrator) -> None:
+    """Load `profile` and serve in the foreground until a signal or `garra down`.
 
-    Raises Taken, ConfigError, EngineMissing, ModelNotPresent.
+    Raises Taken, ConfigError, EngineMissing, ModelNotPresent, and EngineDown when the first engine does not start.
     """
+    os.umask(0o077)  # sockets, run files and logs are this user's alone
     runtime = paths.runtime_dir()
     with runfile.runtime_lock(runtime):
         runfile.sweep(runtime / "engines")
         listener = _listen(config.settings.host, config.settings.port)
         with listener:
-            uvloop.run(_serve(config, profile, runtime, listener, on_up))
+            uvloop.run(_serve(config, profile, runtime, listener, narrator))
 
 
-async def _serve(config: Config, profile: str | None, runtime: Path, listener: socket.socket, on_up: OnUp) -> None:
+async def _serve(config: Config, profile: str, runtime: Path, listener: socket.socket, narrator: Narrator) -> None:
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -90,30 +101,41 @@ async def _serve(config: Config, profile: str | None, runtime: Path, listener: s
     url = _url(listener)
     public = ProxyServer(config, fleet, pool).application()
     control = ControlServer(config, fleet, url=url, engine=build.stamp, clock=clock, shut_down=stop.set).application()
-    async with fleet:
-        async with (
-            _site(public, lambda runner: web.SockSite(runner, listener)),
-            _site(control, lambda runner: web.UnixSite(runner, str(_fresh(paths.control_socket(runtime))))),
-        ):
-            log.info("listening on %s (engine %s)", url, build.stamp)
-            on_up(url)
-            if profile is not None:
-                fleet.load(profile)
+    async with (
+        fleet,
+        _site(public, lambda runner: web.SockSite(runner, listener)),
+        _site(control, lambda runner: web.UnixSite(runner, str(_fresh(paths.control_socket(runtime))))),
+    ):
+        log.info("listening on %s (engine %s)", url, build.stamp)
+        try:
+            await _first_of(_start(fleet, profile, url, narrator), stop.wait())
             await stop.wait()
-            log.info("shutting down; once more to stop at once")
-            await _close(fleet, hurry)
+        finally:
+            log.info("shutting down; Ctrl-C stops at once")
+            await _first_of(fleet.close(), hurry.wait())
             pool.close_all()
     paths.control_socket(runtime).unlink(missing_ok=True)
 
 
-async def _close(fleet: EngineFleet, hurry: asyncio.Event) -> None:
-    """A drained end, or at the second signal the end."""
-    async with asyncio.TaskGroup() as tasks:
-        orderly = tasks.create_task(fleet.close(), name="close fleet")
-        hurried = tasks.create_task(hurry.wait(), name="second signal")
-        await asyncio.wait((orderly, hurried), return_when=asyncio.FIRST_COMPLETED)
-        orderly.cancel()
-        hurried.cancel()
+async def _start(fleet: EngineFleet, profile: str, url: str, narrator: Narrator) -> None:
+    """Load the first engine and narrate. Raises what keeps it from becoming READY."""
+    loaded = fleet.load(profile)
+    while not loaded.done():
+        narrator.loading(fleet.status(profile))
+        await asyncio.wait((loaded,), timeout=_NARRATE_EVERY_S)
+    loaded.result()
+    narrator.ready(url)
+
+
+async def _first_of(*work: Coroutine[Any, Any, object]) -> None:
+    """Run all, cancel the rest once one is done; raises what that one raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 @contextlib.asynccontextmanager
@@ -171,7 +193,7 @@ def _holder(port: int) -> str | None:
     except psutil.Error:  # macOS asks for root
         return None
     for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
             if connection.pid is None or connection.pid == os.getpid():
                 return "another program holds the port"
             with contextlib.suppress(psutil.Error):

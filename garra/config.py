@@ -130,7 +130,12 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # the layers are merged here, so that each value's origin is known
 
@@ -231,7 +236,7 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     """One line per wrong key, each with the layer it stands in."""
-    lines = []
+    lines: list[str] = []
     for detail in error.errors():
         key, complaint = _complaint(detail)
         line = f"{key}: {complaint}" if key else complaint

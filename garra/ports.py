@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -97,11 +97,11 @@ class Fleet(Protocol):
     """All engines, as the proxy and the control API see them."""
 
     def lease(self, profile: str) -> contextlib.AbstractAsyncContextManager[Lease]:
-        """Loads the engine if it is cold. Raises ModelNotPresent, EngineMissing, EngineDown."""
+        """Loads the engine if it is cold. Raises ModelNotPresent, EngineDown, ShuttingDown."""
         ...
 
-    def load(self, profile: str) -> None:
-        """Start loading, also out of FAILED. Raises ModelNotPresent, EngineMissing."""
+    def load(self, profile: str) -> Awaitable[None]:
+        """Start loading, also out of FAILED; await it for the outcome, or not. Raises ModelNotPresent."""
         ...
 
     def unload(self, profile: str) -> None: ...

@@ -1,7 +1,7 @@
 """The proof that a build works: it loads a model and produces a token.
 
-The model is written here, a few hundred kB of seeded noise in the llama architecture, so that a build can be proved on a
-machine that has no model and no network.
+The model is written here, a few hundred kB of seeded noise in the llama architecture, so that a build can be proved on
+a machine that has no model and no network.
 """
 
 from __future__ import annotations

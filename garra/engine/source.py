@@ -1,7 +1,7 @@
 """The engine's sources: the pin, fetching, checking, unpacking and patching.
 
-pip fetches, so that the user's own index, mirror, proxy and certificates apply. Nothing half-done is ever used: the tree
-is unpacked and patched under a temporary name and renamed when it is whole.
+pip fetches, so that the user's own index, mirror, proxy and certificates apply. Nothing half-done is ever used: the
+tree is unpacked and patched under a temporary name and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def load_pin() -> Pin:
 def obtain(pin: Pin, destination: Path, *, given: Path | None, say: Say) -> tuple[str, ...]:
     """The patched source tree at `destination`; the names of the patches it carries.
 
-    `given` is a folder with llama.cpp's sources, for machines without an index. A patch that does not fit the user's own
-    tree is left out and said so; one that does not fit the pinned sources is an error.
+    `given` is a folder with llama.cpp's sources, for machines without an index. A patch that does not fit the user's
+    own tree is left out and said so; one that does not fit the pinned sources is an error.
     Raises DownloadFailed, BuildFailed.
     """
     stamp = destination / ".garra-patches"

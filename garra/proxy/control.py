@@ -78,7 +78,7 @@ class ControlServer:
         self._shut_down()
         return _answer({"stopping": True})
 
-    def _do(self, what: Callable[[str], None], request: web.Request) -> web.Response:
+    def _do(self, what: Callable[[str], object], request: web.Request) -> web.Response:
         try:
             profile = self._config.profile(request.match_info["name"])
             what(profile.name)

@@ -148,4 +148,3 @@ def render(error: GarraError) -> web.Response:
 def _json(body: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     encoded = msgspec.json.encode(body)
     return web.Response(status=status, body=encoded, content_type="application/json", headers=headers)
-

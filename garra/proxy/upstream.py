@@ -1,5 +1,5 @@
-"""Connections to engines. Body bytes go from `data_received` straight to the client's transport: no await, no task switch
-and no decoding per event.
+"""Connections to engines. Body bytes go from `data_received` straight to the client's transport: no await, no task
+switch and no decoding per event.
 
 A connection that carried a stream is never used again: the engine closes it without saying so. Others are kept a few
 seconds, and a request on a kept one that ends with no byte at all is sent once more on a fresh one.
@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 from garra.proxy.wire import MAX_HEAD_BYTES, ChunkReader, Framing, ResponseHead, WireError, parse_head, unframe
 
@@ -111,8 +112,7 @@ class Upstream(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def data_received(self, data: bytes) -> None:
         try:

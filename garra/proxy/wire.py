@@ -60,8 +60,8 @@ def parse_head(block: bytes) -> ResponseHead:
 class ChunkReader:
     """Cuts a chunked body at chunk borders, so that what is passed on is always whole chunks.
 
-    A chunk of the engine is one event (or a few): an incomplete one is of no use to a client, and when the engine dies an
-    error event can follow without breaking the framing. The terminal chunk is withheld: whoever owns the client's
+    A chunk of the engine is one event (or a few): an incomplete one is of no use to a client, and when the engine dies
+    an error event can follow without breaking the framing. The terminal chunk is withheld: whoever owns the client's
     connection writes its own.
     """
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from garra.errors import EngineDown, GarraError, ModelNotPresent, ShuttingDown
@@ -128,12 +129,13 @@ class EngineFleet:
         finally:
             self._give_back(ticket)
 
-    def load(self, profile: str) -> None:
+    def load(self, profile: str) -> asyncio.Future[None]:
         self._admit(profile)
         ticket = _Ticket(profile, insist=True)
-        ticket.granted.add_done_callback(lambda done: done.cancelled() or done.exception())  # told by status
+        ticket.granted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need await it
         self._queue.append(ticket)
         self._settle()
+        return ticket.granted
 
     def unload(self, profile: str) -> None:
         self._runners[profile].post(Unwanted(Cause.REQUESTED))
@@ -181,7 +183,7 @@ class EngineFleet:
         self._settle()
 
     def _settle(self) -> None:
-        """Decide all that can be decided now. Re-entered by runners whose phase it changes: then it goes round again."""
+        """Decide all that can be decided now. Re-entered when it changes a runner's phase: then it goes round again."""
         self._unsettled = True
         if self._settling:
             return
@@ -240,7 +242,7 @@ class EngineFleet:
             ttl_s = runner.profile.idle_ttl_s
             idle = runner.phase is Phase.READY and not self._held[name] and ttl_s > 0
             if idle and name not in self._idle:
-                self._idle[name] = self._clock.call_later(ttl_s, lambda runner=runner: self._unload_idle(runner))
+                self._idle[name] = self._clock.call_later(ttl_s, partial(self._unload_idle, runner))
             elif not idle and name in self._idle:
                 self._idle.pop(name).cancel()
 

@@ -1,7 +1,7 @@
 """Who owns the runtime folder, and which processes in it are provably ours.
 
-A process id alone proves nothing, it is reused. A run file holds the boot it was written in and the process's start time
-as the kernel counts it; only a process that matches both is ever signalled.
+A process id alone proves nothing, it is reused. A run file holds the boot it was written in and the process's start
+time as the kernel counts it; only a process that matches both is ever signalled.
 """
 
 from __future__ import annotations

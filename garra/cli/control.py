@@ -1,0 +1,98 @@
+"""The CLI's side of the control socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from garra import paths
+from garra.errors import EngineDown, GarraError, NotRunning
+
+_TIME_LIMIT_S = 10.0
+_POLL_S = 0.15
+START_LIMIT_S = 20.0
+"""From the start of a garra to an answer on its control socket."""
+
+Report = dict[str, Any]
+
+
+class Control:
+    """A running garra. Raises NotRunning where nobody answers."""
+
+    def __init__(self) -> None:
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(paths.control_socket(paths.runtime_dir()))),
+            base_url="http://garra",
+            timeout=_TIME_LIMIT_S,
+        )
+
+    def status(self) -> Report:
+        return self._call("GET", "/garra/v1/status")
+
+    def profile(self, name: str) -> Report:
+        """This profile's part of the status."""
+        return next(report for report in self.status()["profiles"] if report["engine"]["profile"] == name)
+
+    def load(self, name: str) -> str:
+        """Starts loading; the profile's real name."""
+        return str(self._call("POST", f"/garra/v1/profiles/{name}/load")["profile"])
+
+    def unload(self, name: str) -> str:
+        return str(self._call("POST", f"/garra/v1/profiles/{name}/unload")["profile"])
+
+    def shut_down(self) -> None:
+        self._call("POST", "/garra/v1/shutdown")
+
+    def wait_ready(self, name: str, on_progress: Callable[[Report], None]) -> Report:
+        """Wait until the profile's engine is READY; its report. Raises EngineDown when it ends up FAILED."""
+        while True:
+            report = self.profile(name)
+            engine = report["engine"]
+            on_progress(engine)
+            if engine["phase"] == "ready":
+                return report
+            if engine["phase"] == "failed":
+                raise EngineDown(
+                    f"{name} did not start ({engine['cause']}): {engine['detail']}", fix=f"garra logs {name}"
+                )
+            time.sleep(_POLL_S)
+
+    def _call(self, method: str, path: str) -> Report:
+        try:
+            reply = self._client.request(method, path)
+        except (httpx.TransportError, FileNotFoundError):
+            raise NotRunning("garra is not running", fix="garra up") from None
+        body: Report = reply.json()
+        if reply.status_code >= 400:
+            raise _Told(body["error"]["message"])
+        return body
+
+
+class _Told(GarraError):
+    """What the server answered; its message holds the fix already."""
+
+    exit_code = 4
+
+
+def running() -> Control | None:
+    """The running garra, or None."""
+    control = Control()
+    try:
+        control.status()
+    except NotRunning:
+        return None
+    return control
+
+
+def wait_for_start(still_alive: Callable[[], bool]) -> Control:
+    """The control of a garra that is just starting. Raises NotRunning when it ends or does not answer."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and still_alive():
+        control = running()
+        if control is not None:
+            return control
+        time.sleep(_POLL_S)
+    raise NotRunning("garra did not come up", fix=f"see {paths.server_log()}")

@@ -1,0 +1,231 @@
+"""`garra up`, `garra down`, `garra pull`."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from garra import paths
+from garra.errors import ConfigError, DownloadFailed, GarraError, Taken
+
+if TYPE_CHECKING:
+    from garra.cli.control import Control
+    from garra.config import Config
+    from garra.spec import EngineStatus
+
+ProfileArgument = Annotated[str | None, typer.Argument(help="A profile; without one, the best this machine can run.")]
+
+
+def up(
+    profile: ProfileArgument = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Serve in the background.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One profile value, for example slots=4.")
+    ] = None,
+) -> None:
+    """Serve a profile: builds the engine and fetches the model if need be, then runs until Ctrl-C.
+
+    If garra already runs, the profile is loaded there.
+    """
+    from garra import config as layers
+    from garra.cli.control import running
+    from garra.cli.engine import build_if_missing
+    from garra.registry import fetch
+
+    flags = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    config = layers.load(flags)
+    there = running()
+    if there is not None and (flags or settings):
+        raise Taken("garra already runs, with its own settings", fix="garra down, then this again")
+    build_if_missing(say)
+    name = config.profile(profile).name if profile is not None else choose(config, say)
+    if settings:
+        config = layers.load({**flags, "profiles": {name: _assignments(settings)}})
+    fetch.ensure(config.profile(name), say)
+    if there is not None:
+        _load_there(there, name)
+    elif detach:
+        _start_detached(name, flags, settings or [])
+    else:
+        _run_foreground(config, name)
+
+
+def down(
+    profile: Annotated[str | None, typer.Argument(help="Unload only this profile.")] = None,
+) -> None:
+    """Stop garra and its engines, or unload one profile."""
+    import time
+
+    from garra.cli.control import Control, running
+
+    control = Control()
+    if profile is not None:
+        say(f"unloading {control.unload(profile)}")
+        return
+    control.shut_down()
+    while running() is not None:
+        time.sleep(0.05)
+    say("garra is down")
+
+
+def pull(profile: Annotated[str, typer.Argument(help="The profile whose model to download.")]) -> None:
+    """Download a profile's model."""
+    from garra import config as layers
+    from garra.registry import fetch
+
+    print(fetch.ensure(layers.load().profile(profile), say))
+
+
+def say(line: str) -> None:
+    """One line for the person at the terminal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def choose(config: Config, tell: Any) -> str:
+    """The best profile that fits this machine and whose model is here or can be fetched; tells what and why."""
+    from garra import hardware
+    from garra.planner.plan import candidates
+    from garra.registry import fetch
+
+    for name, reason in candidates(hardware.detect()):
+        if name not in config.profiles:
+            continue
+        obstacle = fetch.reachable(config.profiles[name])
+        if obstacle is None:
+            tell(f"profile {name}: {reason}")
+            return name
+        tell(f"not {name}, though there is enough memory ({reason}): {obstacle}")
+    raise DownloadFailed("no profile's model is here or can be fetched", fix="garra pull PROFILE, with a network")
+
+
+def _assignments(pairs: list[str]) -> dict[str, Any]:
+    """`--set` values, read as TOML where they are TOML, else as text."""
+    import tomllib
+
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f'cannot use --set "{pair}"', fix="write --set KEY=VALUE")
+        try:
+            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text
+    return values
+
+
+class _Terminal(logging.Handler):
+    """Log lines to whatever stderr is now: a progress bar puts itself below what is printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+class _Foreground:
+    """The `Narrator` of a garra that keeps the terminal."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar = _LoadingBar(name)
+
+    def loading(self, status: EngineStatus) -> None:
+        self._bar.show(status.phase, status.load_fraction)
+
+    def ready(self, url: str) -> None:
+        self._bar.close()
+        say(_greeting(url, self._name))
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _run_foreground(config: Config, name: str) -> None:
+    from garra import app
+
+    terminal = _Terminal()
+    terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[terminal])
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # malformed requests are answered, not traced
+    narrator = _Foreground(name)
+    try:
+        app.serve(config, name, narrator)
+    finally:
+        narrator.close()
+
+
+def _start_detached(name: str, flags: dict[str, Any], settings: list[str]) -> None:
+    from garra.cli.control import wait_for_start
+
+    command = [sys.executable, "-m", "garra", "up", name]
+    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    command += [word for pair in settings for word in ("--set", pair)]
+    log = paths.server_log()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        start = output.tell()
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+        )
+    try:
+        control = wait_for_start(lambda: child.poll() is None)
+    except GarraError:
+        with log.open("rb") as output:
+            output.seek(start)
+            sys.stderr.write(output.read().decode("utf-8", "replace"))
+        if child.poll():
+            raise typer.Exit(child.returncode) from None
+        raise
+    _wait_and_greet(control, name)
+    say(f"garra runs in the background (pid {child.pid}, log {log}); garra down stops it")
+
+
+def _load_there(control: Control, name: str) -> None:
+    control.load(name)
+    _wait_and_greet(control, name)
+
+
+def _wait_and_greet(control: Control, name: str) -> None:
+    bar = _LoadingBar(name)
+    try:
+        report = control.wait_ready(name, lambda engine: bar.show(engine["phase"], engine["load_fraction"]))
+    finally:
+        bar.close()
+    for warning in report["engine"]["warnings"]:
+        say(f"warning: {warning}")
+    say(_greeting(control.status()["url"], name))
+
+
+class _LoadingBar:
+    """A bar that is there while an engine loads, on terminals only."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn(f"{name}: {{task.fields[phase]}}"), BarColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=1.0, phase="")
+        self._progress.start()
+
+    def show(self, phase: str, fraction: float | None) -> None:
+        self._progress.update(self._task, completed=fraction or 0.0, phase=phase)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _greeting(url: str, name: str) -> str:
+    return (
+        f"\n  {name} is served at {url}/v1   (any OpenAI client; the API key can be anything)\n"
+        f"  try it:  garra chat {name}\n"
+        f"  or:      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f'             -d \'{{"model": "{name}", "stream": true, '
+        '"messages": [{"role": "user", "content": "Hi!"}]}\'\n'
+    )

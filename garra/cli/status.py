@@ -1,0 +1,101 @@
+"""`garra status`, `garra ps`, `garra logs`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from garra import paths
+from garra.errors import UnknownModel
+
+if TYPE_CHECKING:
+    from garra.cli.control import Report
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_FOLLOW_POLL_S = 0.25
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show garra, its profiles and their engines."""
+    from garra.cli.control import Control
+
+    report = Control().status()
+    if as_json:
+        print_json(report)
+        return
+    print(f"garra {report['version']} (pid {report['pid']}) at {report['url']}, engine {report['engine']}")
+    _print_table(report["profiles"])
+
+
+def ps(as_json: JsonOption = False) -> None:
+    """Show only the engines that are up or on their way."""
+    from garra.cli.control import Control
+
+    rows = [row for row in Control().status()["profiles"] if row["engine"]["phase"] != "cold"]
+    if as_json:
+        print_json(rows)
+        return
+    _print_table(rows)
+
+
+def logs(
+    profile: Annotated[str, typer.Argument(help="A profile, or garra for the background server's own log.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+) -> None:
+    """Show an engine's log."""
+    if profile == "garra":
+        path = paths.server_log()
+    else:
+        from garra import config
+
+        path = paths.engine_log(config.load().profile(profile).name)
+    if not path.exists():
+        raise UnknownModel(f"{profile} has no log yet ({path})", fix=f"garra up {profile}")
+    shown = path.read_bytes()
+    sys.stdout.write("".join(shown.decode("utf-8", "replace").splitlines(keepends=True)[-lines or len(shown) :]))
+    sys.stdout.flush()
+    if follow:
+        _follow(path, len(shown))
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def _follow(path: Path, position: int) -> None:
+    while True:
+        time.sleep(_FOLLOW_POLL_S)
+        if not path.exists() or path.stat().st_size < position:
+            position = 0  # rotated
+            continue
+        with path.open("rb") as file:
+            file.seek(position)
+            grown = file.read()
+        position += len(grown)
+        sys.stdout.write(grown.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+
+def _print_table(rows: list[Report]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "RSS", "PID", "NOTE"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        engine = row["engine"]
+        rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
+        note = engine["detail"] or "; ".join(engine["warnings"]) or ("" if row["present"] else "not downloaded")
+        phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "")
+        numbers = (str(engine[key]) for key in ("slots", "slot_context", "leases", "waiting"))
+        table.add_row(engine["profile"], phase, *numbers, rss, str(engine["pid"] or ""), note)
+    Console().print(table)
