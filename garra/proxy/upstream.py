@@ -76,7 +76,10 @@ class Upstream(asyncio.Protocol):
         self._sink = sink
         early, self._buffer = self._buffer, b""
         if early or (self._head.framing is Framing.LENGTH and not self._left):
-            self._body(early)
+            try:
+                self._body(early)
+            except WireError as error:
+                self._break(error)
         while self._ended is None:
             await self._news.wait()
             self._news.clear()

@@ -76,7 +76,7 @@ class RealProcess:
         self._output = output
         self._ring = LogRing()
         self._socket = socket
-        self._handle = os.pidfd_open(child.pid) if hasattr(os, "pidfd_open") else None
+        self._handle = _open_pidfd(child.pid)
 
     @property
     def pid(self) -> int:
@@ -96,16 +96,31 @@ class RealProcess:
                 self._child.send_signal(signum)
 
     async def wait(self) -> EngineExit:
-        drained = asyncio.ensure_future(self._read_output())
+        reading = asyncio.ensure_future(self._read_output())
+        reaped = asyncio.ensure_future(self._child.wait())
         try:
-            status = await self._child.wait()
+            await self._ended(reaped)
             self._end_group()
-            await asyncio.wait([drained], timeout=_LAST_WORDS_S)
+            await asyncio.wait((reading, reaped), timeout=_LAST_WORDS_S)
         finally:
-            drained.cancel()
+            reading.cancel()
+            reaped.cancel()
             self._clean_up()
-        code, signum = (status, None) if status >= 0 else (None, -status)
+        status = self._child.returncode
+        code, signum = (status, None) if status is None or status >= 0 else (None, -status)
         return explain(code, signum, self._ring.lines())
+
+    async def _ended(self, reaped: asyncio.Future[int]) -> None:
+        """Wait for the process itself: asyncio's own wait may go on while a grandchild holds the pipe open."""
+        if self._handle is None:
+            await asyncio.wait((reaped,))
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._handle)
 
     def progress(self) -> int:
         return self._ring.n_bytes + (self.rss_bytes() or 0)
@@ -138,6 +153,16 @@ class RealProcess:
         transport = getattr(self._child, "_transport", None)  # asyncio closes pipes only at EOF
         if transport is not None:
             transport.close()
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A handle that cannot come to mean another process; None where there is no such thing, or it ended already."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
 
 
 def engine_environment() -> dict[str, str]:

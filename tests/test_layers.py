@@ -1,0 +1,145 @@
+"""The import levels of docs/architecture.md, enforced: words < pure < edges < drivers < root."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "garra"
+
+WORDS, PURE, EDGE, DRIVER, TOP = range(5)
+LEVELS = {
+    "__init__": WORDS,
+    "errors": WORDS,
+    "spec": WORDS,
+    "ports": WORDS,
+    "engine.argv": PURE,
+    "planner.plan": PURE,
+    "proxy.guard": PURE,
+    "proxy.route": PURE,
+    "proxy.wire": PURE,
+    "registry.source": PURE,
+    "supervisor.diagnose": PURE,
+    "supervisor.machine": PURE,
+    "config": EDGE,
+    "hardware": EDGE,
+    "paths": EDGE,
+    "engine.build": EDGE,
+    "engine.client": EDGE,
+    "engine.smoke": EDGE,
+    "engine.source": EDGE,
+    "engine.store": EDGE,
+    "proxy.forward": EDGE,
+    "proxy.upstream": EDGE,
+    "registry.fetch": EDGE,
+    "registry.store": EDGE,
+    "supervisor.process": EDGE,
+    "supervisor.runfile": EDGE,
+    "supervisor.shield": EDGE,
+    "proxy.control": DRIVER,
+    "proxy.server": DRIVER,
+    "supervisor.fleet": DRIVER,
+    "supervisor.runner": DRIVER,
+    "app": TOP,
+    "__main__": TOP,
+}
+# Modules that do I/O, read a clock or draw at random: not for words and pure files.
+IMPURE = frozenset(
+    "aiohttp asyncio ctypes fcntl glob httpx huggingface_hub io logging os psutil pydantic pynvml random rich secrets "
+    "select shutil socket subprocess tempfile threading time typer uvloop".split()
+)
+# Heavy libraries and the only places that may import them.
+HOMES = {
+    "pydantic": ("config",),
+    "pydantic_settings": ("config",),
+    "aiohttp": ("app", "engine.client", "proxy.control", "proxy.forward", "proxy.server"),
+    "rich": ("cli.",),
+    "httpx": ("cli.",),
+    "typer": ("cli.",),
+    "huggingface_hub": ("registry.fetch",),
+}
+
+
+def level_of(module: str) -> int:
+    if module.endswith("__init__"):
+        return WORDS
+    return TOP if module.startswith("cli.") else LEVELS[module]
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports_of(tree: ast.Module) -> list[str]:
+    """Dotted names of everything imported, wherever it stands; TYPE_CHECKING is no loophole."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def violations(module: str, source: str, known: set[str]) -> list[str]:
+    """What in this file breaks the rules."""
+    own, wrong = level_of(module), []
+    for name in imports_of(ast.parse(source)):
+        if name.startswith("garra."):
+            target = name.removeprefix("garra.")
+            if target in known:
+                if level_of(target) > own:
+                    wrong.append(f"{module} (level {own}) imports {target} (level {level_of(target)})")
+                if target.split(".")[0] in ("cli", "app") and not module.startswith(("cli.", "app", "__main__")):
+                    wrong.append(f"{module} imports {target}")
+                if module.startswith("supervisor.") and target.startswith("proxy."):
+                    wrong.append(f"the supervisor does not know the proxy: {module} imports {target}")
+                if module.startswith("proxy.") and target.startswith("supervisor."):
+                    wrong.append(f"the proxy sees the fleet through its port: {module} imports {target}")
+        else:
+            library = name.split(".")[0]
+            if own <= PURE and library in IMPURE:
+                wrong.append(f"{module} is pure and imports {library}")
+            if library in HOMES and not module.startswith(HOMES[library]):
+                wrong.append(f"{module} imports {library}")
+    return wrong
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+KNOWN = {name_of(path) for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[name_of(path) for path in FILES])
+def test_imports_go_down_or_sideways(path: Path) -> None:
+    assert violations(name_of(path), path.read_text(), KNOWN) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("supervisor.machine", "import asyncio"),
+        ("supervisor.machine", "from garra.supervisor.runner import Runner"),
+        ("spec", "from garra.engine import argv"),
+        ("proxy.server", "from garra.supervisor.fleet import EngineFleet"),
+        ("supervisor.fleet", "from garra.proxy.upstream import UpstreamPool"),
+        ("engine.build", "import typing\nif typing.TYPE_CHECKING:\n    from garra.app import serve"),
+        ("supervisor.runner", "def f():\n    import aiohttp"),
+    ],
+)
+def test_a_deliberate_upward_import_is_found(module: str, source: str) -> None:
+    assert violations(module, source, KNOWN)
+
+
+def test_unit_tests_neither_sleep_nor_patch_garra() -> None:
+    for path in (ROOT / "tests" / "unit").glob("*.py"):
+        text = path.read_text()
+        assert "mock.patch" not in text, path
+        assert ".sleep(" not in text.replace("asyncio.sleep(0)", ""), path
+
+
+def test_files_stay_readable() -> None:
+    long = {name_of(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 330}
+    assert long == {}
