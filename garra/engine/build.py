@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -124,7 +125,7 @@ def build(plan: BuildPlan, *, on_step: OnStep, say: source.Say) -> EngineBuild:
         built = store.read(plan.target)
         if built is None:
             patches = source.obtain(plan.pin, plan.work / "src", given=plan.given, say=say)
-            _compile(plan, on_step, say)
+            _compile(plan, lock.fileno(), on_step, say)
             built = _install(plan, patches)
         say("testing the new engine: it loads a model and produces a token")
         smoke.prove(built)
@@ -164,18 +165,20 @@ def _cpu_features() -> str:
         return platform.processor()
 
 
-def _compile(plan: BuildPlan, on_step: OnStep, say: source.Say) -> None:
+def _compile(plan: BuildPlan, lock: int, on_step: OnStep, say: source.Say) -> None:
     plan.log.parent.mkdir(parents=True, exist_ok=True)
     with plan.log.open("w", encoding="utf-8") as log:
         say(f"configuring (log: {plan.log})")
-        _run(plan.configure, plan, log, None)
+        _run(plan.configure, plan, lock, log, None)
         say(f"compiling llama.cpp {plan.pin.tag} with {plan.jobs} jobs")
-        _run(plan.compile, plan, log, on_step)
+        _run(plan.compile, plan, lock, log, on_step)
 
 
-def _run(command: list[str], plan: BuildPlan, log: object, on_step: OnStep | None) -> None:
-    """Run one step, its output into the log; a failure shows the lines that matter."""
-    write = log.write  # type: ignore[attr-defined]
+def _run(command: list[str], plan: BuildPlan, lock: int, log: TextIO, on_step: OnStep | None) -> None:
+    """Run one step, its output into the log; a failure shows the lines that matter.
+
+    The step inherits the lock: should garra be killed, the next build waits for its last compiler.
+    """
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
     with subprocess.Popen(
         command,
@@ -186,17 +189,19 @@ def _run(command: list[str], plan: BuildPlan, log: object, on_step: OnStep | Non
         errors="replace",
         env=environment,
         start_new_session=True,
+        pass_fds=(lock,),
     ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                write(line)
+                log.write(line)
                 step = _STEP.match(line)
                 if step and on_step:
                     on_step(int(step[1]), int(step[2]), step[3].rsplit("/", 1)[-1].strip())
         except BaseException:  # Ctrl-C: stop the compilers too; the work folder stays for the next try
             os.killpg(process.pid, signal.SIGTERM)
             raise
+    log.flush()
     if process.returncode != 0:
         what = "configure" if on_step is None else "compile"
         raise BuildFailed(
