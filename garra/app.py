@@ -25,7 +25,7 @@ from garra.engine.client import HttpEngine
 from garra.errors import ModelNotPresent, Taken
 from garra.planner.plan import plan_launch
 from garra.proxy.control import ControlServer
-from garra.proxy.server import KEEP_ALIVE_S, ProxyServer
+from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
 from garra.spec import EngineStatus, LaunchPlan, Profile
@@ -36,6 +36,7 @@ from garra.supervisor.process import ProcessSpawner
 log = logging.getLogger(__name__)
 
 _NARRATE_EVERY_S = 0.2
+_SHUTDOWN_S = 1.0  # for handlers that are still writing; aiohttp waits up to twice this
 _VANISHED_CLIENT_MS = 60_000  # unacknowledged bytes for this long: the client's machine is gone
 
 
@@ -99,12 +100,15 @@ async def _serve(config: Config, profile: str, runtime: Path, listener: socket.s
         clock=clock,
     )
     url = _url(listener)
-    public = ProxyServer(config, fleet, pool).application()
-    control = ControlServer(config, fleet, url=url, engine=build.stamp, clock=clock, shut_down=stop.set).application()
+    public = web.ServerRunner(ProxyServer(config, fleet, pool).web_server(), shutdown_timeout=_SHUTDOWN_S)
+    control_app = ControlServer(
+        config, fleet, url=url, engine=build.stamp, clock=clock, shut_down=stop.set
+    ).application()
+    control = web.AppRunner(control_app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     async with (
         fleet,
-        _site(public, lambda runner: web.SockSite(runner, listener)),
-        _site(control, lambda runner: web.UnixSite(runner, str(_fresh(paths.control_socket(runtime))))),
+        _site(public, lambda: web.SockSite(public, listener)),
+        _site(control, lambda: web.UnixSite(control, str(_fresh(paths.control_socket(runtime))))),
     ):
         log.info("listening on %s (engine %s)", url, build.stamp)
         try:
@@ -139,17 +143,10 @@ async def _first_of(*work: Coroutine[Any, Any, object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _site(app: web.Application, make: Callable[[web.AppRunner], web.BaseSite]) -> AsyncIterator[None]:
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,  # else a client that leaves during prefill keeps its slot
-        access_log=None,
-        keepalive_timeout=KEEP_ALIVE_S,
-        shutdown_timeout=1.0,
-    )
+async def _site(runner: web.BaseRunner, make: Callable[[], web.BaseSite]) -> AsyncIterator[None]:
     await runner.setup()
     try:
-        await make(runner).start()
+        await make().start()
         yield
     finally:
         await runner.cleanup()

@@ -160,12 +160,13 @@ class Config:
     profiles: Mapping[str, spec.Profile]
     origins: Mapping[str, str]
     """Dotted key -> layer; a key that no layer sets is a built-in default."""
+    labels: Mapping[str, spec.Profile]
+    """Profiles by name and by alias."""
 
     def profile(self, name: str) -> spec.Profile:
         """The profile of this name or alias. Raises UnknownModel, naming what exists."""
-        for profile in self.profiles.values():
-            if name == profile.name or name in profile.aliases:
-                return profile
+        if (profile := self.labels.get(name)) is not None:
+            return profile
         near = difflib.get_close_matches(name, self.profiles, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UnknownModel(f'no profile is called "{name}"', fix=f"{hint}there are: {', '.join(self.profiles)}")
@@ -194,7 +195,8 @@ def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = Non
     except ValidationError as error:
         raise _explain(error, origins) from None
     profiles = {name: table.to_spec(name) for name, table in settings.profiles.items()}
-    return Config(settings, profiles, origins)
+    labels = {label: profile for profile in profiles.values() for label in (profile.name, *profile.aliases)}
+    return Config(settings, profiles, origins, labels)
 
 
 def stray_environment() -> list[str]:

@@ -6,8 +6,9 @@ must be one of ours, and a browser must not come from somebody else's page.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 
@@ -17,15 +18,14 @@ def host_allow_list(bind: str, extra: Collection[str]) -> frozenset[str]:
     return frozenset(names | {"*"} if _is_wildcard(bind) else names)
 
 
-def objection(headers: Mapping[str, str], hosts: frozenset[str]) -> str | None:
-    """Why this request is refused, or None."""
-    host = headers.get("Host")
+@functools.lru_cache(maxsize=256)
+def objection(host: str | None, origin: str | None, fetch_site: str | None, hosts: frozenset[str]) -> str | None:
+    """Why a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers is refused, or None."""
     if host is not None and not _allowed(_hostname(f"//{host}"), hosts):
         return f'the Host "{host[:100]}" is not one of ours; allowed_hosts in profiles.toml adds names'
-    origin = headers.get("Origin")
     if origin is not None and not _allowed(_hostname(origin), hosts):
         return f'a page of "{origin[:100]}" may not call this server'
-    if headers.get("Sec-Fetch-Site") == "cross-site":
+    if fetch_site == "cross-site":
         return "a page of another site may not call this server"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -22,9 +23,9 @@ class Framing(enum.Enum):
     UNTIL_CLOSE = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ResponseHead:
-    """Status line and headers; header names in lower case."""
+    """Status line and headers; header names in lower case. Equal heads are one object: it can be a cache's key."""
 
     status: int
     headers: dict[str, str]
@@ -34,6 +35,7 @@ class ResponseHead:
     keep_alive: bool
 
 
+@functools.lru_cache(maxsize=256)  # an engine's heads differ in their Content-Length alone
 def parse_head(block: bytes) -> ResponseHead:
     """The head in `block`, which ends before the empty line. Raises WireError."""
     first, *lines = block.decode("latin-1").split("\r\n")

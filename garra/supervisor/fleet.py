@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +60,22 @@ class _Lease:
         return self._runner.machine.detail or "it closed the connection"
 
 
+class _Hold:
+    """`async with` over one lease. A class, not a generator: it stands in the way of every request."""
+
+    __slots__ = ("_fleet", "_profile")
+
+    def __init__(self, fleet: EngineFleet, profile: str) -> None:
+        self._fleet = fleet
+        self._profile = profile
+
+    async def __aenter__(self) -> _Lease:
+        return await self._fleet.enter(self._profile)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._fleet.leave(self._profile)
+
+
 class EngineFleet:
     """The `Fleet` port over real runners. Use as `async with`."""
 
@@ -81,6 +97,7 @@ class EngineFleet:
         self._queue: deque[_Ticket] = deque()
         self._held: Counter[str] = Counter()
         self._idle: dict[str, Timer] = {}
+        self._mortal = [name for name, profile in profiles.items() if profile.idle_ttl_s > 0]
         self._closing = False
         self._settling = False
         self._unsettled = False
@@ -115,19 +132,8 @@ class EngineFleet:
 
     # -- the port
 
-    @contextlib.asynccontextmanager
-    async def lease(self, profile: str) -> AsyncIterator[_Lease]:
-        self._admit(profile)
-        ticket = _Ticket(profile)
-        self._queue.append(ticket)
-        self._settle()
-        try:
-            await ticket.granted
-            runner = self._runners[profile]
-            assert runner.process is not None
-            yield _Lease(runner, runner.process.socket)
-        finally:
-            self._give_back(ticket)
+    def lease(self, profile: str) -> _Hold:
+        return _Hold(self, profile)
 
     def load(self, profile: str) -> asyncio.Future[None]:
         self._admit(profile)
@@ -165,22 +171,50 @@ class EngineFleet:
 
     # -- decisions
 
-    def _admit(self, profile: str) -> None:
+    def _admit(self, profile: str) -> Runner:
         if self._closing:
             raise ShuttingDown("garra is shutting down", retry_after_s=5)
-        if self._runners[profile].phase in _DOWN and not self.present(profile):
+        runner = self._runners[profile]
+        if runner.phase in _DOWN and not self.present(profile):
             raise ModelNotPresent(f"the model of {profile} is not on this machine", fix=f"garra pull {profile}")
+        return runner
 
-    def _give_back(self, ticket: _Ticket) -> None:
-        """The end of a lease or of the wait for one, however it came: exactly once, without awaiting."""
-        granted = ticket.granted.done() and not ticket.granted.cancelled() and ticket.granted.exception() is None
-        if granted:
-            self._held[ticket.profile] -= 1
+    async def enter(self, profile: str) -> _Lease:
+        """Wait for a lease; whoever got one must `leave` once."""
+        runner = self._admit(profile)
+        if self._queue or runner.phase is not Phase.READY:
+            await self._wait_in_queue(profile)
         else:
-            ticket.granted.cancel()
-            with contextlib.suppress(ValueError):
-                self._queue.remove(ticket)
+            self._grant(profile)
+        assert runner.process is not None
+        return _Lease(runner, runner.process.socket)
+
+    def leave(self, profile: str) -> None:
+        """The end of a lease, however it came. Never awaits."""
+        self._held[profile] -= 1
+        if not self._held[profile] or self._queue:
+            self._settle()
+
+    async def _wait_in_queue(self, profile: str) -> None:
+        ticket = _Ticket(profile)
+        self._queue.append(ticket)
         self._settle()
+        try:
+            await ticket.granted
+        except asyncio.CancelledError:
+            if not ticket.granted.cancelled() and ticket.granted.done() and ticket.granted.exception() is None:
+                self.leave(profile)  # granted in the same breath in which its client left
+            else:
+                ticket.granted.cancel()
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(ticket)
+                self._settle()
+            raise
+
+    def _grant(self, profile: str) -> None:
+        self._held[profile] += 1
+        if profile in self._idle:
+            self._idle.pop(profile).cancel()
 
     def _settle(self) -> None:
         """Decide all that can be decided now. Re-entered when it changes a runner's phase: then it goes round again."""
@@ -209,7 +243,7 @@ class EngineFleet:
                 pass
             elif runner.phase is Phase.READY:
                 if not ticket.insist:
-                    self._held[ticket.profile] += 1
+                    self._grant(ticket.profile)
                 ticket.granted.set_result(None)
             elif runner.phase is Phase.FAILED and (ticket.tried or not ticket.insist):
                 ticket.granted.set_exception(_refusal(runner))
@@ -238,11 +272,11 @@ class EngineFleet:
 
     def _watch_idle(self) -> None:
         """An idle clock runs for every ready engine nobody holds, if its profile wants one."""
-        for name, runner in self._runners.items():
-            ttl_s = runner.profile.idle_ttl_s
-            idle = runner.phase is Phase.READY and not self._held[name] and ttl_s > 0
+        for name in self._mortal:
+            runner = self._runners[name]
+            idle = runner.phase is Phase.READY and not self._held[name]
             if idle and name not in self._idle:
-                self._idle[name] = self._clock.call_later(ttl_s, partial(self._unload_idle, runner))
+                self._idle[name] = self._clock.call_later(runner.profile.idle_ttl_s, partial(self._unload_idle, runner))
             elif not idle and name in self._idle:
                 self._idle.pop(name).cancel()
 

@@ -78,7 +78,7 @@ async def never() -> None:
 async def exchange(pool: UpstreamPool, path: Path, sink: Sink, drain: Callable[[], Awaitable[None]] = never) -> bool:
     upstream, _ = await pool.exchange(path, REQUEST, b"{}")
     try:
-        return await upstream.relay(sink, drain, strip=False, stall_s=0.05)  # type: ignore[arg-type]
+        return await upstream.relay(sink, drain, first=b"", strip=False, stall_s=0.05)  # type: ignore[arg-type]
     finally:
         upstream.finish()
 
@@ -265,7 +265,7 @@ async def test_close_ends_every_exchange_with_this_engine(private_folders: Path)
 
     async with engine(private_folders, script) as (_, pool, path):
         upstream, _ = await pool.exchange(path, REQUEST, b"{}")
-        running = asyncio.ensure_future(upstream.relay(Sink(), never, strip=False, stall_s=1))  # type: ignore[arg-type]
+        running = asyncio.ensure_future(upstream.relay(Sink(), never, first=b"", strip=False, stall_s=1))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         pool.close(path)
         assert await running is False
