@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
-from garra.proxy.wire import MAX_HEAD_BYTES, ChunkReader, Framing, ResponseHead, WireError, parse_head, unframe
+from garra.proxy.wire import MAX_HEAD_BYTES, BodyReader, Framing, ResponseHead, WireError, body_reader, parse_head
 
 IDLE_LIMIT_S = 4.0  # the engine closes idle connections after 5
 IDLE_CONNECTIONS = 32  # each one holds a thread of the engine (55 kB, measured) until it expires
@@ -45,11 +45,8 @@ class Upstream(asyncio.Protocol):
         self._buffer = b""
         self._head: ResponseHead | None = None
         self._head_came: asyncio.Future[ResponseHead] | None = None
+        self._reader: BodyReader | None = None
         self._sink: asyncio.WriteTransport | None = None
-        self._chunks = ChunkReader()
-        self._first = b""
-        self._left = 0
-        self._strip = False
         self._ended: bool | None = None
         self._congested = False
         self._news = asyncio.Event()
@@ -77,18 +74,14 @@ class Upstream(asyncio.Protocol):
         side broke. `strip` takes the chunk framing off. Raises ClientStalled.
         """
         assert self._head is not None
-        self._strip = strip
-        self._left = self._head.length
         self._sink = sink
-        self._first = first
-        early, self._buffer = self._buffer, b""
-        if early or (self._head.framing is Framing.LENGTH and not self._left):
-            try:
-                self._body(early)
-            except WireError as error:
-                self._break(error)
-        if self._first:  # nothing of the body was there to go with it
-            self._write(b"")
+        self._reader = body_reader(self._head, strip=strip)
+        try:
+            self._pass_on(self._buffer, first)
+        except WireError as error:
+            self._break(error)
+        if self._transport is None:
+            self._lost()
         while self._ended is None:
             await self._news.wait()
             self._news.clear()
@@ -128,32 +121,31 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self.untouched = False
             if self._sink is not None:
-                self._body(data)
-                return
-            self._buffer += data
-            if self._head is None:
-                self._look_for_head()
-            elif len(self._buffer) > HIGH_WATER_BYTES and self._transport is not None:
-                self._congest()
+                self._pass_on(data)
+            else:
+                self._gather(data)
         except WireError as error:
             self._break(error)
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._pool.forget(self)
-        if self._ended is None and self._sink is not None and self._head is not None:
-            self._end(self._head.framing is Framing.UNTIL_CLOSE and exc is None)
-        elif self._ended is None:
-            self._end(False)
+        if self._sink is not None:
+            self._lost()
         if self._head_came is not None and not self._head_came.done():
             self._head_came.set_exception(UpstreamGone())
 
     # -- inside
+
+    def _gather(self, data: bytes) -> None:
+        """Bytes that come before `relay`: the head, and perhaps a first part of the body."""
+        self.untouched = False
+        self._buffer += data
+        if self._head is None:
+            self._look_for_head()
+        elif len(self._buffer) > HIGH_WATER_BYTES:
+            self._congest()
 
     def _look_for_head(self) -> None:
         end = self._buffer.find(b"\r\n\r\n")
@@ -170,34 +162,22 @@ class Upstream(asyncio.Protocol):
         if self._head_came is not None and not self._head_came.done():
             self._head_came.set_result(head)
 
-    def _body(self, data: bytes) -> None:
-        sink, head = self._sink, self._head
+    def _pass_on(self, data: bytes, first: bytes = b"") -> None:
+        """The way of every event."""
+        reader, sink = self._reader, self._sink
+        assert reader is not None
         assert sink is not None
-        assert head is not None
-        if head.framing is Framing.CHUNKED:
-            data = self._chunks.feed(data)
-            if data:
-                self._write(unframe(data) if self._strip else data)
-            if self._chunks.ended:
-                self._end(True)
-                return
-        else:
-            if head.framing is Framing.LENGTH:
-                data = data[: self._left]
-                self._left -= len(data)
-            self._write(data)
-            if head.framing is Framing.LENGTH and not self._left:
-                self._end(True)
-                return
-        if sink.get_write_buffer_size() > HIGH_WATER_BYTES:
-            self._congest()
+        data = first + reader.feed(data) if first else reader.feed(data)
+        if data:
+            sink.write(data)
+            if sink.get_write_buffer_size() > HIGH_WATER_BYTES:
+                self._congest()
+        if reader.ended:
+            self._end(True)
 
-    def _write(self, data: bytes) -> None:
-        sink = self._sink
-        assert sink is not None
-        if self._first:
-            data, self._first = self._first + data, b""
-        sink.write(data)
+    def _lost(self) -> None:
+        """The connection is gone, and everything that came over it was passed on."""
+        self._end(self._head is not None and self._head.framing is Framing.UNTIL_CLOSE)
 
     def _congest(self) -> None:
         """The client reads slower than the engine writes: stop reading, let the handler wait for the client."""

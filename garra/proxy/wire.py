@@ -89,7 +89,12 @@ class ChunkReader:
                     raise WireError("a chunk's size line does not end")
                 self._needed = 0
                 break
-            length = _chunk_length(data, position, line_end)
+            try:
+                length = int(data[position:line_end], 16)
+            except ValueError:
+                length = _extended_length(data[position:line_end])
+            if not 0 <= length <= MAX_CHUNK_BYTES:
+                raise WireError(f"a chunk of {length} bytes")
             chunk_end = line_end + 4 + length
             if chunk_end > size:
                 self._needed = chunk_end - position
@@ -108,25 +113,75 @@ class ChunkReader:
         return data[:position]
 
 
-def _chunk_length(data: bytes, start: int, end: int) -> int:
-    try:
-        length = int(data[start:end], 16)
-    except ValueError:
-        word = data[start:end].split(b";")[0].strip()  # an extension
-        if not word or not all(byte in b"0123456789abcdefABCDEF" for byte in word):
-            raise WireError(f"not a chunk size: {data[start:end][:40]!r}") from None
-        length = int(word, 16)
-    if not 0 <= length <= MAX_CHUNK_BYTES:
-        raise WireError(f"a chunk of {length} bytes")
-    return length
+def _extended_length(line: bytes) -> int:
+    """The length in a size line that carries an extension."""
+    word = line.split(b";")[0].strip()
+    if not word or not all(byte in b"0123456789abcdefABCDEF" for byte in word):
+        raise WireError(f"not a chunk size: {line[:40]!r}")
+    return int(word, 16)
+
+
+class StrippingReader:
+    """The payload of a chunked body, for HTTP/1.0 clients."""
+
+    __slots__ = ("_chunks", "ended")
+
+    def __init__(self) -> None:
+        self._chunks = ChunkReader()
+        self.ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        payload = unframe(self._chunks.feed(data))
+        self.ended = self._chunks.ended
+        return payload
+
+
+class LengthReader:
+    """A body of known length."""
+
+    __slots__ = ("_left", "ended")
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.ended = not length
+
+    def feed(self, data: bytes) -> bytes:
+        data = data[: self._left]
+        self._left -= len(data)
+        self.ended = not self._left
+        return data
+
+
+class CloseReader:
+    """A body that ends with the connection."""
+
+    __slots__ = ()
+    ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+BodyReader = ChunkReader | StrippingReader | LengthReader | CloseReader
+
+
+def body_reader(head: ResponseHead, *, strip: bool) -> BodyReader:
+    """What finds the end of the body that follows `head`. `strip` takes chunk framing off."""
+    match head.framing:
+        case Framing.CHUNKED:
+            return StrippingReader() if strip else ChunkReader()
+        case Framing.LENGTH:
+            return LengthReader(head.length)
+        case Framing.UNTIL_CLOSE:
+            return CloseReader()
 
 
 def unframe(chunks: bytes) -> bytes:
-    """The payload of whole chunks, for HTTP/1.0 clients."""
+    """The payload of whole chunks."""
     payload, position = [], 0
     while position < len(chunks):
         line_end = chunks.index(b"\r\n", position)
-        length = _chunk_length(chunks, position, line_end)
+        length = int(chunks[position:line_end].split(b";")[0], 16)
         payload.append(chunks[line_end + 2 : line_end + 2 + length])
         position = line_end + 4 + length
     return b"".join(payload)

@@ -194,6 +194,21 @@ async def test_head_and_body_in_any_pieces(private_folders: Path) -> None:
         assert sink.written == frame(b"data: 1\n\n") + frame(b"data: 2\n\n")
 
 
+async def test_a_stream_that_is_over_before_it_is_relayed_is_whole(private_folders: Path) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(STREAM + frame(b"data: 1\n\n") + b"0\r\n\r\n")
+
+    async with engine(private_folders, script) as (_, pool, path):
+        upstream, _ = await pool.exchange(path, REQUEST, b"{}")
+        async with asyncio.timeout(10):
+            while pool.n_open(path):  # noqa: ASYNC110 - the other side's close is what is waited for
+                await asyncio.sleep(0)
+        sink = Sink()
+        assert await upstream.relay(sink, never, first=b"head ", strip=False, stall_s=1)  # type: ignore[arg-type]
+        assert sink.written == b"head " + frame(b"data: 1\n\n")
+
+
 async def test_a_slow_reader_stops_the_engine_and_is_waited_for(private_folders: Path) -> None:
     n_chunks = 2_000
     chunk = frame(b"data: " + b"x" * 8_000 + b"\n\n")
