@@ -63,7 +63,7 @@ class LoopClock:
 def serve(config: Config, profile: str, narrator: Narrator) -> None:
     """Load `profile` and serve in the foreground until a signal or `garra down`.
 
-    Raises Taken, ConfigError, EngineMissing, ModelNotPresent, and EngineDown when the first engine does not start.
+    Raises AlreadyRunning, Taken, ConfigError, EngineMissing, ModelNotPresent; EngineDown when it does not start.
     """
     os.umask(0o077)  # sockets, run files and logs are this user's alone
     runtime = paths.runtime_dir()

@@ -115,6 +115,10 @@ class Taken(GarraError):
     code = "taken"
 
 
+class AlreadyRunning(Taken):
+    """Another garra holds the runtime folder."""
+
+
 class NotRunning(GarraError):
     """No garra answers on the control socket."""
 

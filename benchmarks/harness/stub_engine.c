@@ -29,6 +29,7 @@ typedef struct {
 
 static Conn conns[MAX_FD];
 static int epoll_fd, top, n_slots = 1, n_ctx = 4096;
+static const char *model = "";
 
 static long long now_ns(void) {
     struct timespec t;
@@ -105,9 +106,10 @@ static void next_event(int fd) {
 }
 
 static void answer(int fd, char *body) {
-    char *request = conns[fd].request, out[256];
+    char *request = conns[fd].request, out[512];
     if (!strncmp(request, "GET /props", 10)) {
-        sprintf(out, "{\"total_slots\":%d,\"default_generation_settings\":{\"n_ctx\":%d}}", n_slots, n_ctx / n_slots);
+        snprintf(out, sizeof out, "{\"total_slots\":%d,\"default_generation_settings\":{\"n_ctx\":%d},\"model_path\":\"%s\"}",
+            n_slots, n_ctx / n_slots, model);
         put_json(fd, out);
     } else if (!strncmp(request, "GET ", 4)) {
         put_json(fd, "{\"status\":\"ok\"}");
@@ -143,6 +145,7 @@ int main(int argc, char **argv) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--host") && i + 1 < argc) strncpy(address.sun_path, argv[i + 1], sizeof address.sun_path - 1);
+        if (!strcmp(argv[i], "--model") && i + 1 < argc) model = argv[i + 1];
         if (!strcmp(argv[i], "-np") && i + 1 < argc) n_slots = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "-c") && i + 1 < argc) n_ctx = atoi(argv[i + 1]);
     }

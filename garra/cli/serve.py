@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from garra import paths
-from garra.errors import ConfigError, DownloadFailed, GarraError, Taken
+from garra.errors import AlreadyRunning, ConfigError, DownloadFailed, GarraError, Taken
 
 if TYPE_CHECKING:
     from garra.cli.control import Control
@@ -147,6 +147,7 @@ class _Foreground:
 
 def _run_foreground(config: Config, name: str) -> None:
     from garra import app
+    from garra.cli.control import wait_for_start
 
     terminal = _Terminal()
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
@@ -155,6 +156,9 @@ def _run_foreground(config: Config, name: str) -> None:
     narrator = _Foreground(name)
     try:
         app.serve(config, name, narrator)
+    except AlreadyRunning:  # another one has just begun: it does not answer yet
+        narrator.close()
+        _load_there(wait_for_start(lambda: True), name)
     finally:
         narrator.close()
 

@@ -46,6 +46,9 @@ async def forward(
         except (ClientStalled, ConnectionError):
             sink.abort()
             return relayed
+        except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
+            sink.abort()
+            raise
         if not ended:
             await _tell_of_death(request, head, lease, chunked)
             return relayed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from garra.proxy.forward import forward
 from garra.proxy.route import FORWARDED, error_body, read_call
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import EngineStatus, Phase, Profile
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75.0
 """aiohttp's own default is an hour; nginx and browsers expect about this."""
@@ -94,8 +97,15 @@ class ProxyServer:
             return await handler(request)
         except GarraError as error:
             return render(error)
+        except Exception:
+            log.exception("a bug in garra, at %s %s", request.method, path)
+            response = render(GarraError("a bug in garra: see its log"))
+            response.force_close()
+            return response
 
     async def completion(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:

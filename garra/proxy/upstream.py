@@ -140,6 +140,9 @@ class Upstream(asyncio.Protocol):
 
     def _gather(self, data: bytes) -> None:
         """Bytes that come before `relay`: the head, and perhaps a first part of the body."""
+        if self._ended is not None:
+            self.abort()  # nobody asked: a kept connection that speaks is of no use
+            return
         self.untouched = False
         self._buffer += data
         if self._head is None:

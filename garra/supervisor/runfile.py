@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from garra.errors import Taken
+from garra.errors import AlreadyRunning
 
 log = logging.getLogger(__name__)
 _DEATH_LIMIT_S = 10.0
@@ -26,7 +26,7 @@ _DEATH_LIMIT_S = 10.0
 
 @contextlib.contextmanager
 def runtime_lock(runtime: Path) -> Iterator[None]:
-    """Hold the runtime folder for this process. Raises Taken, naming the holder.
+    """Hold the runtime folder for this process. Raises AlreadyRunning, naming the holder.
 
     Taken before anything else is touched, so that a second garra never sweeps the first one's engines.
     """
@@ -36,7 +36,7 @@ def runtime_lock(runtime: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
-            raise Taken(
+            raise AlreadyRunning(
                 f"garra already runs (pid {holder or 'unknown'}) in {runtime}", fix="garra status, or: garra down"
             ) from None
         os.ftruncate(descriptor, 0)

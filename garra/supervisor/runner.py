@@ -193,6 +193,9 @@ class Runner:
             if props.slots != plan.profile.slots:
                 self.post(life.Rejected(f"planned {plan.profile.slots} slots, the engine has {props.slots}"))
                 return
+            if props.model_path != str(plan.model_path):
+                self.post(life.Rejected(f"planned {plan.model_path}, the engine has {props.model_path}"))
+                return
             await self._http.warm_up(process.socket)
         except GarraError as error:
             self.post(life.Rejected(error.what))

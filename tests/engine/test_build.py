@@ -59,12 +59,23 @@ def objects(data: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in data.rglob("unit*.o")}
 
 
+def take_sigint() -> None:
+    """A shell that runs the tests in the background leaves Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_goes_on_where_it_stopped(builder: Garra, tmp_path: Path, signum: int) -> None:
     gate, data = tmp_path / "gate", tmp_path / "data"
     toy = write_toy(tmp_path / "toy", gate)
     command = [sys.executable, "-m", "garra", "engine", "build", "--source", str(toy)]
-    first = subprocess.Popen(command, env=builder.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        command,
+        env=builder.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=take_sigint,  # noqa: PLW1509 - one thread
+    )
     eventually(lambda: len(objects(data)) == N_UNITS)
     eventually(lambda: any(data.rglob("libunits.a")))
     before = objects(data)

@@ -155,6 +155,22 @@ def test_the_refusal_comes_before_the_body(served: Garra) -> None:
         assert connection.recv(200).startswith(b"HTTP/1.1 403")
 
 
+def test_a_client_that_waits_for_100_continue_is_told(served: Garra) -> None:
+    import socket
+    from urllib.parse import urlsplit
+
+    address = urlsplit(served.url)
+    body = json.dumps(ask(PROMPTS[0], stream=False)).encode()
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_a_body_past_the_limit_is_told(garra: Garra) -> None:
     garra.configure("body_limit_mib = 1").up("demo")
     reply = httpx.post(f"{garra.url}/v1/chat/completions", content=b" " * 2_000_000)

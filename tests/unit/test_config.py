@@ -38,7 +38,7 @@ def test_later_layers_win_and_origins_are_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GARRA_PROFILES__DEMO__SLOTS", "5")
     loaded = config.load({"port": 6000})
     demo = loaded.profiles["demo"]
-    assert (loaded.settings.port, demo.slots, demo.context, demo.batch) == (6000, 5, 4096, 256)
+    assert (loaded.settings.port, demo.slots, demo.context, demo.batch) == (6000, 5, 4096, 128)
     assert loaded.origin("port") == "flag"
     assert loaded.origin("profiles.demo.slots") == "environment"
     assert loaded.origin("profiles.demo.context") == str(path)
@@ -62,7 +62,7 @@ def test_mode_decides_slots_unless_they_are_given() -> None:
         ("[profiles.demo.sampling]\ntemprature = 1", 'did you mean "temperature"?'),
         ("[profiles.demo]\nextra_args = ['-ngl', '5']", "-ngl is set by garra itself"),
         ("[profiles.mine]\ncontext = 4096", "profiles.mine.model: Field required"),
-        ("[profiles.demo]\nubatch = 5000", "ubatch 5000 is larger than batch 256"),
+        ("[profiles.demo]\nubatch = 5000", "ubatch 5000 is larger than batch 128"),
         ("[profiles.demo]\nflash_attention='off'\ncache_type_v='q8_0'", 'needs flash_attention = "on"'),
         ("[profiles.demo]\nmodel = 'http://x'", 'cannot use model "http://x"'),
         ("[profiles.demo]\naliases = ['turbo_4b']", '"turbo_4b" names both'),
