@@ -93,11 +93,16 @@ def _build_with_bar(plan: BuildPlan) -> None:
         TextColumn("{task.description}"),
     )
     console = Console(stderr=True, soft_wrap=True)
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
+        tenths = 0
 
         def on_step(done: int, total: int, what: str) -> None:
+            nonlocal tenths
             progress.update(task, completed=done, total=total, description=what[:40])
+            if not console.is_terminal and done * 10 // total > tenths:  # a log gets a line now and then
+                tenths = done * 10 // total
+                console.print(f"compiled {done} of {total}", markup=False, highlight=False)
 
         build(plan, on_step=on_step, say=lambda line: progress.console.print(line, markup=False, highlight=False))
 
