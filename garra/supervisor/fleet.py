@@ -144,6 +144,9 @@ class EngineFleet:
         return ticket.granted
 
     def unload(self, profile: str) -> None:
+        for ticket in self._queue:
+            if ticket.profile == profile and ticket.insist and not ticket.granted.done():
+                ticket.granted.set_exception(EngineDown(f"{profile} was unloaded while it loaded"))
         self._runners[profile].post(Unwanted(Cause.REQUESTED))
         self._settle()
 
@@ -182,12 +185,14 @@ class EngineFleet:
     async def enter(self, profile: str) -> _Lease:
         """Wait for a lease; whoever got one must `leave` once."""
         runner = self._admit(profile)
-        if self._queue or runner.phase is not Phase.READY:
-            await self._wait_in_queue(profile)
-        else:
-            self._grant(profile)
-        assert runner.process is not None
-        return _Lease(runner, runner.process.socket)
+        while True:
+            if self._queue or runner.phase is not Phase.READY:
+                await self._wait_in_queue(profile)
+            else:
+                self._grant(profile)
+            if runner.process is not None:
+                return _Lease(runner, runner.process.socket)
+            self.leave(profile)  # it died in the breath between the grant and now: wait for the next one
 
     def leave(self, profile: str) -> None:
         """The end of a lease, however it came. Never awaits."""

@@ -192,6 +192,33 @@ async def test_an_engine_that_ignores_term_is_killed() -> None:
         assert s.fleet.status("a").phase is Phase.COLD
 
 
+async def test_unloading_a_loading_engine_ends_the_wish_for_it() -> None:
+    async with stage("a") as s:
+        s.engines.ready["a"] = False
+        loading = s.fleet.load("a")
+        await settle()
+        s.fleet.unload("a")
+        await settle()
+        with pytest.raises(EngineDown, match="unloaded while it loaded"):
+            await loading
+        assert s.fleet.status("a").phase is Phase.COLD
+        assert s.engines.alive() == []
+
+
+async def test_a_grant_whose_engine_died_meanwhile_waits_for_the_next_one() -> None:
+    async with stage("a") as s:
+        request = s.request("a")
+        while not s.engines.spawned or s.fleet.status("a").phase is not Phase.READY:
+            await asyncio.sleep(0)
+        s.engines.spawned[0].end(signum=signal.SIGKILL)
+        for _ in range(5):
+            await settle()
+            s.clock.advance(5)
+        assert request.granted
+        await request.done()
+        assert s.fleet.status("a").leases == 0
+
+
 async def test_an_idle_engine_is_unloaded_and_a_busy_one_is_not() -> None:
     async with stage("a", idle_ttl_s=100) as s:
         request = s.request("a")
