@@ -62,6 +62,7 @@ class ProfileTable(BaseModel, extra="forbid"):
     draft_depth: int = Field(2, ge=1, le=64)
     reasoning: spec.OnOffAuto = "auto"
     sampling: SamplingTable = SamplingTable.model_construct()
+    max_tokens: int | None = Field(None, ge=1)
     text_only: bool = True
     idle_ttl_s: float = Field(0, ge=0)
     load_timeout_s: float = Field(120, gt=0)

@@ -125,6 +125,8 @@ class Profile:
     load_timeout_s: float
     stop_grace_s: float
     description: str = ""
+    max_tokens: int | None = None
+    """Longest answer where a request sets no limit; None: as long as the context."""
     sampling: Sampling = Sampling()
     aliases: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -226,9 +229,10 @@ class _LoadingBar:
 
 
 def _greeting(url: str, name: str) -> str:
+    me = "garra" if shutil.which("garra") else os.path.relpath(Path(sys.executable).with_name("garra"))  # `make up`
     return (
         f"\n  {name} is served at {url}/v1   (any OpenAI client; the API key can be anything)\n"
-        f"  try it:  garra chat {name}\n"
+        f"  try it:  {me} chat {name}\n"
         f"  or:      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f'             -d \'{{"model": "{name}", "stream": true, '
         '"messages": [{"role": "user", "content": "Hi!"}]}\'\n'

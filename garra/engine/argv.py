@@ -24,7 +24,7 @@ _OWNED = frozenset(
     -ngl --gpu-layers --n-gpu-layers -fa --flash-attn -ctk --cache-type-k -ctv --cache-type-v
     -cb --cont-batching -nocb --no-cont-batching -cram --cache-ram -fit --fit
     -kvu --kv-unified -no-kvu --no-kv-unified --kv-unified-per-slot
-    --spec-type --spec-draft-n-max -rea --reasoning
+    --spec-type --spec-draft-n-max -rea --reasoning -n --predict --n-predict
     --temp --temperature --top-p --top-k --min-p --presence-penalty --repeat-penalty
     --mmproj-auto --no-mmproj --no-mmproj-auto --ui --no-ui --webui --no-webui --slots --no-slots --metrics --jinja
     --offline --log-colors --log-disable --log-file --log-jsonl
@@ -48,6 +48,8 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
     words += _speculation(plan)
     words += ["--jinja", "--reasoning", profile.reasoning]
     words += _sampling(plan)
+    if profile.max_tokens is not None:
+        words += ["-n", str(profile.max_tokens)]
     if profile.text_only:
         words += ["--no-mmproj"]
     words += ["--slots", "--metrics", "--no-ui", "--log-colors", "off"]
