@@ -90,7 +90,7 @@ async def _serve(config: Config, profile: str, runtime: Path, listener: socket.s
     fleet = EngineFleet(
         config.profiles,
         config.settings.drain_s,
-        make_plan=_make_plan,
+        make_plan=lambda profile: _make_plan(profile, build.backend),
         locate=models.locate,
         spawner=ProcessSpawner(
             runtime / "engines", lambda plan, address: server_argv(build.tool("llama-server"), plan, address)
@@ -152,12 +152,12 @@ async def _site(runner: web.BaseRunner, make: Callable[[], web.BaseSite]) -> Asy
         await runner.cleanup()
 
 
-def _make_plan(profile: Profile) -> LaunchPlan:
+def _make_plan(profile: Profile, backend: str) -> LaunchPlan:
     found = models.locate(profile.model)
     if found is None:
         raise ModelNotPresent(f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}")
     models.check(found)
-    return plan_launch(profile, hardware.detect(), found)
+    return plan_launch(profile, hardware.detect(), backend, found)
 
 
 def _fresh(address: Path) -> Path:

@@ -168,9 +168,9 @@ class Config:
         """The profile of this name or alias. Raises UnknownModel, naming what exists."""
         if (profile := self.labels.get(name)) is not None:
             return profile
-        near = difflib.get_close_matches(name, self.profiles, n=1)
+        near = difflib.get_close_matches(name[:100], self.profiles, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UnknownModel(f'no profile is called "{name}"', fix=f"{hint}there are: {', '.join(self.profiles)}")
+        raise UnknownModel(f'no profile is called "{name[:100]}"', fix=f"{hint}there are: {', '.join(self.profiles)}")
 
     def origin(self, key: str) -> str:
         return self.origins.get(key, DEFAULT_ORIGIN)

@@ -37,6 +37,27 @@ class BadRequest(GarraError):
     code = "invalid_request"
 
 
+class Forbidden(GarraError):
+    """The guard turned the request away."""
+
+    http_status = 403
+    code = "forbidden"
+
+
+class NotFound(GarraError):
+    """There is no such path."""
+
+    http_status = 404
+    code = "not_found"
+
+
+class TooLarge(GarraError):
+    """The body is past the limit."""
+
+    http_status = 413
+    code = "request_too_large"
+
+
 class UnknownModel(GarraError):
     """No profile has this name."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import psutil
 
 from garra.spec import MIB, Gpu, HostSpec
+
+log = logging.getLogger(__name__)
 
 
 def detect() -> HostSpec:
@@ -36,11 +39,14 @@ def _nvidia_gpus() -> list[Gpu]:
     gpus = []
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            gpus.append(Gpu(index, str(pynvml.nvmlDeviceGetName(handle)), memory.total // MIB, memory.free // MIB))
-    except pynvml.NVMLError:
-        return gpus  # a device that fell off the bus must not hide the others
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                name = str(pynvml.nvmlDeviceGetName(handle))
+            except pynvml.NVMLError as error:  # one that fell off the bus must not hide the others
+                log.warning("GPU %d does not answer: %s", index, error)
+                continue
+            gpus.append(Gpu(index, name, memory.total // MIB, memory.free // MIB))
     finally:
         pynvml.nvmlShutdown()
     return gpus

@@ -127,7 +127,7 @@ def profiles(*names: str, **changes: object) -> dict[str, Profile]:
 
 
 def plan_for(profile: Profile) -> LaunchPlan:
-    return plan_launch(profile, HOST, Path(f"/models/{profile.name}.gguf"))
+    return plan_launch(profile, HOST, "cpu", Path(f"/models/{profile.name}.gguf"))
 
 
 async def settle() -> None:

@@ -13,12 +13,14 @@ MIN_RAM_CPU_MIB = 6 * 1024
 """cpu_fallback: 1.3 GB of weights, their repacked copy, 32k of f16 cache, and room for the person's own programs."""
 
 
-def plan_launch(profile: Profile, host: HostSpec, model_path: Path) -> LaunchPlan:
-    """The plan for this machine; what differs from the profile's wish is noted."""
+def plan_launch(profile: Profile, host: HostSpec, backend: str, model_path: Path) -> LaunchPlan:
+    """The plan for this machine and an engine of this backend; what differs from the profile's wish is noted."""
     notes: list[str] = []
     gpu_layers = ALL_LAYERS if profile.gpu_layers is None else profile.gpu_layers
     if gpu_layers and not host.gpus:
-        notes.append(f"no GPU found: -ngl {gpu_layers} has no effect, {profile.name} runs on the CPU")
+        notes.append(f"no GPU found: {profile.name} runs on the CPU")
+    elif gpu_layers and backend == "cpu":
+        notes.append(f"this engine was built for the CPU: {profile.name} runs there, not on {host.gpus[0].name}")
     return LaunchPlan(
         profile=profile,
         model_path=model_path,

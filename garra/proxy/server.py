@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from garra.config import Config
-from garra.errors import EngineDown, GarraError
+from garra.errors import EngineDown, Forbidden, GarraError, NotFound, TooLarge
 from garra.ports import Fleet
 from garra.proxy import guard
 from garra.proxy.forward import forward
@@ -26,27 +26,6 @@ KEEP_ALIVE_S = 75.0
 _READY_RETRY_S = 2
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-class NotFound(GarraError):
-    """No such path."""
-
-    http_status = 404
-    code = "not_found"
-
-
-class Refused(GarraError):
-    """The guard's word."""
-
-    http_status = 403
-    code = "forbidden"
-
-
-class TooLarge(GarraError):
-    """A body past the limit."""
-
-    http_status = 413
-    code = "request_too_large"
 
 
 class ProxyServer:
@@ -85,7 +64,7 @@ class ProxyServer:
             headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"), self._hosts
         )
         if refusal is not None:
-            response = render(Refused(refusal))
+            response = render(Forbidden(refusal))
             response.force_close()  # the body stays unread
             return response
         path = request.path

@@ -21,7 +21,7 @@ LAPTOP = HostSpec(cores=4, ram_total_mib=16384, ram_free_mib=9000)
 
 def argv_of(name: str, host: HostSpec) -> list[str]:
     profile = config.load().profiles[name]
-    plan = plan_launch(profile, host, Path("/models") / f"{name}.gguf")
+    plan = plan_launch(profile, host, "cuda", Path("/models") / f"{name}.gguf")
     return server_argv(Path("/engine/llama-server"), plan, Path("/run/garra/engine.sock"))
 
 
@@ -68,13 +68,15 @@ def test_context_is_per_slot() -> None:
 
 
 def test_a_gpu_profile_without_a_gpu_says_so() -> None:
-    plan = plan_launch(config.load().profiles["turbo_4b"], LAPTOP, Path("/m.gguf"))
-    assert "no GPU found" in plan.notes[0]
+    turbo = config.load().profiles["turbo_4b"]
+    assert "no GPU found" in plan_launch(turbo, LAPTOP, "cuda", Path("/m.gguf")).notes[0]
+    assert "built for the CPU" in plan_launch(turbo, RTX_3070, "cpu", Path("/m.gguf")).notes[0]
+    assert plan_launch(turbo, RTX_3070, "cuda", Path("/m.gguf")).notes == ()
 
 
 def test_extra_args_come_last_and_may_not_set_garras_flags() -> None:
     loaded = config.load({"profiles": {"demo": {"extra_args": ["--numa", "isolate"]}}})
-    argv = server_argv(Path("s"), plan_launch(loaded.profiles["demo"], LAPTOP, Path("/m")), Path("/s.sock"))
+    argv = server_argv(Path("s"), plan_launch(loaded.profiles["demo"], LAPTOP, "cpu", Path("/m")), Path("/s.sock"))
     assert argv[-2:] == ["--numa", "isolate"]
     assert owned_flags(["--numa", "--host=0.0.0.0", "-c", "5"]) == ["--host=0.0.0.0", "-c"]
 
