@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
-
 from garra import paths
 from garra.errors import EngineDown, GarraError, NotRunning
 
@@ -23,6 +21,9 @@ class Control:
     """A running garra. Raises NotRunning where nobody answers."""
 
     def __init__(self) -> None:
+        import httpx  # here, because a garra that becomes the server should not carry it
+
+        self._transport_error = httpx.TransportError
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(paths.control_socket(paths.runtime_dir()))),
             base_url="http://garra",
@@ -63,7 +64,7 @@ class Control:
     def _call(self, method: str, path: str) -> Report:
         try:
             reply = self._client.request(method, path)
-        except (httpx.TransportError, FileNotFoundError):
+        except (self._transport_error, FileNotFoundError):
             raise NotRunning("garra is not running", fix="garra up") from None
         body: Report = reply.json()
         if reply.status_code >= 400:
@@ -79,6 +80,8 @@ class _Told(GarraError):
 
 def running() -> Control | None:
     """The running garra, or None."""
+    if not paths.control_socket(paths.runtime_dir()).exists():
+        return None
     control = Control()
     try:
         control.status()

@@ -155,6 +155,7 @@ def _run_foreground(config: Config, name: str) -> None:
     terminal = _Terminal()
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[terminal])
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # malformed requests are answered, not traced
     narrator = _Foreground(name)
     try:
