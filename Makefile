@@ -18,7 +18,7 @@ up: setup
 	@$(BIN)/garra up $(PROFILE)
 
 setup: .venv/run.stamp
-	@$(BIN)/garra engine info >/dev/null 2>&1 || $(BIN)/garra engine build
+	@$(BIN)/garra engine build --if-missing
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

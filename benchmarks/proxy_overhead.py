@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from garra.engine import smoke, store  # noqa: E402
+from garra.engine.source import load_pin  # noqa: E402
 from garra.spec import EngineBuild  # noqa: E402
 from tests.support import Garra  # noqa: E402
 
@@ -152,7 +153,7 @@ def stub_part(bench: Bench, rounds: int, quick: bool) -> dict[str, Any]:
     engine_folder = data / "garra" / "engines" / "stub"
     (engine_folder / "bin").mkdir(parents=True)
     shutil.copy(bench.stub, engine_folder / "bin" / "llama-server")
-    store.write_manifest(engine_folder, EngineBuild("stub", 1, engine_folder, "cpu", ()))
+    store.write_manifest(engine_folder, EngineBuild("stub", load_pin().build, engine_folder, "cpu", ()))
     (engine_folder.parent / "current").symlink_to("stub")
     model = smoke.write_noise_model(bench.folder / "noise.gguf")
     garra = Garra(data=data).configure(f'[profiles.demo]\nmodel = "file:{model}"\n').up("demo")
@@ -273,7 +274,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gb-") as folder:
         bench = Bench(Path(folder))
         result = stub_part(bench, rounds, options.quick) | engine_part(bench, rounds, options.quick)
-    result["failed_streams"] = result.get("failed_streams", 0) + result.pop("engine_failed_streams")
+    result["failed_streams"] = int(result.get("failed_streams", 0) + result.pop("engine_failed_streams"))
     missed = []
     for name, (holds, gate, stretch) in GATES.items():
         value = result.get(name)

@@ -110,6 +110,7 @@ async def _serve(config: Config, profile: str, runtime: Path, listener: socket.s
         _site(public, lambda: web.SockSite(public, listener)),
         _site(control, lambda: web.UnixSite(control, str(_fresh(paths.control_socket(runtime))))),
     ):
+        paths.control_socket(runtime).chmod(0o600)
         log.info("listening on %s (engine %s)", url, build.stamp)
         try:
             await _first_of(_start(fleet, profile, url, narrator), stop.wait())

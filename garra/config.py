@@ -239,46 +239,46 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     """One line per wrong key, each with the layer it stands in."""
-    lines: list[str] = []
+    said: dict[str, str] = {}
     for detail in error.errors():
         key, complaint = _complaint(detail)
-        line = f"{key}: {complaint}" if key else complaint
-        where = origins.get(key)
-        if line not in (said := [known.split(" [")[0] for known in lines]) and not _shadowed(key, said):
-            lines.append(f"{line} [{where}]" if where and key else line)
-    first, *others = lines
-    what = "cannot use these settings: " + first + "".join(f"\n  also: {other}" for other in others)
+        said.setdefault(key, complaint)  # a union complains once per member
+    lines = [
+        (f"{key}: " if key else "") + complaint + (f" [{origins[key]}]" if key in origins else "")
+        for key, complaint in said.items()
+    ]
+    what = "cannot use these settings: " + "\n  also: ".join(lines)
     return ConfigError(what, fix="correct it, then run: garra config check")
 
 
-def _shadowed(key: str, said: list[str]) -> bool:
-    """Whether this key had its complaint: a union reports one per member."""
-    return bool(key) and any(line.startswith(f"{key}:") for line in said)
-
-
 def _complaint(detail: ErrorDetails) -> tuple[str, str]:
+    """The dotted key a validation error is about, and what is wrong with it."""
     location = [str(part) for part in detail["loc"]]
-    table: type[BaseModel] = Settings
-    if location[:1] == ["profiles"] and len(location) > 2:
-        table = SamplingTable if location[2] == "sampling" and len(location) > 3 else ProfileTable
-        depth = 4 if table is SamplingTable else 3
-    else:
-        depth = 1
-    key = ".".join(location[: max(depth, 2) if location[:1] == ["profiles"] else depth])
+    table, depth = _table_of(location)
+    key = ".".join(location[:depth])
     if detail["type"] == "extra_forbidden":
         near = difflib.get_close_matches(location[-1], table.model_fields, n=1, cutoff=0.5)
         return key, "unknown key" + (f', did you mean "{near[0]}"?' if near else "")
-    if location[-1:] and (allowed := _choices(table, location[depth - 1])):
+    if len(location) >= depth > 0 and (allowed := _choices(table, location[depth - 1])):
         return key, f"{detail['input']!r} is not one of {allowed}"
     return key, detail["msg"].removeprefix("Value error, ")
 
 
+def _table_of(location: list[str]) -> tuple[type[BaseModel], int]:
+    """The table a location points into, and how many of its parts name the key; the rest is pydantic's own."""
+    if location[:1] != ["profiles"] or len(location) < 3:
+        return Settings, min(len(location), 2 if location[:1] == ["profiles"] else 1)
+    if location[2] == "sampling" and len(location) > 3:
+        return SamplingTable, 4
+    return ProfileTable, 3
+
+
 def _choices(table: type[BaseModel], field: str) -> str:
-    """The words and numbers a field takes, for fields that take words; else nothing."""
+    """The words a field takes, for fields that take words; else nothing."""
     known = table.model_fields.get(field)
-    words = re.findall(r"Literal\[([^]]*)\]", str(known.annotation)) if known else []
-    if not words:
+    told = str(known.annotation) if known else ""
+    words = re.search(r"Literal\[([^]]*)\]", told)
+    if words is None:
         return ""
-    return ", ".join(word.strip().strip("'") for word in words[0].split(",")) + (
-        " or a whole number in range" if "int" in str(known and known.annotation) else ""
-    )
+    listed = ", ".join(word.strip().strip("'") for word in words[1].split(","))
+    return listed + (" or a whole number in range" if "int" in told else "")

@@ -29,11 +29,16 @@ def build(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Forget an interrupted or earlier build first.")] = False,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Only without an engine of the pinned build.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compile the pinned llama.cpp, test it, and make it the current engine. An interrupted build goes on."""
     from garra.engine.build import plan_build
 
+    if if_missing and _have_pinned():
+        return
     plan = plan_build(source.resolve() if source else None, jobs)
     if dry_run:
         _show_plan(plan, as_json)
@@ -70,13 +75,20 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def build_if_missing(say: Callable[[str], None]) -> None:
-    """For `garra up`: an engine, built now if there is none."""
-    from garra.engine import store
+    """For `garra up`: an engine of the pinned build, compiled now if there is none."""
     from garra.engine.build import plan_build
 
-    if store.find_current() is None:
-        say("there is no engine yet: it is compiled now, once, in about 5 minutes")
+    if not _have_pinned():
+        say("there is no engine of the pinned build yet: it is compiled now, once, in about 5 minutes")
         _build_with_bar(plan_build())
+
+
+def _have_pinned() -> bool:
+    from garra.engine import store
+    from garra.engine.source import load_pin
+
+    build = store.find_current()
+    return build is not None and build.build_number == load_pin().build
 
 
 def _build_with_bar(plan: BuildPlan) -> None:

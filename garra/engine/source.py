@@ -7,6 +7,7 @@ tree is unpacked and patched under a temporary name and renamed when it is whole
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -137,8 +138,12 @@ def _apply(patch: Path, tree: Path, *, must: bool, say: Say) -> bool:
         rehearsal = [*command, "--check"]
     else:
         raise BuildFailed("cannot apply garra's patch: neither patch nor git is installed", fix="apt install patch")
+    # git must not take the tree for a part of a repository that happens to lie above it
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     for step in (rehearsal, command):
-        done = subprocess.run(step, cwd=tree, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            step, cwd=tree, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         if done.returncode != 0:
             if must:
                 raise BuildFailed(f"cannot apply {patch.name}: {(done.stdout + done.stderr).strip()}")

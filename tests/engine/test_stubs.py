@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from garra.engine import smoke, store
+from garra.engine.source import load_pin
 from garra.spec import EngineBuild
 from tests import stub_engine
 from tests.support import Garra, alive, eventually
@@ -27,7 +28,7 @@ def stubbed(tmp_path: Path) -> Iterator[Make]:
     server = folder / "bin" / "llama-server"
     server.write_text(f"#!{sys.executable}\n" + Path(stub_engine.__file__).read_text())
     server.chmod(0o755)
-    store.write_manifest(folder, EngineBuild("stub", 1, folder, "cpu", ()))
+    store.write_manifest(folder, EngineBuild("stub", load_pin().build, folder, "cpu", ()))
     (folder.parent / "current").symlink_to("stub")
     model = smoke.write_noise_model(tmp_path / "noise.gguf")
     made: list[Garra] = []
