@@ -39,6 +39,7 @@ LEVELS = {
     "supervisor.process": EDGE,
     "supervisor.runfile": EDGE,
     "supervisor.shield": EDGE,
+    "supervisor.tether": EDGE,
     "proxy.control": DRIVER,
     "proxy.server": DRIVER,
     "supervisor.fleet": DRIVER,

@@ -5,6 +5,7 @@ Nothing heavy is imported here: `garra --help` and shell completion answer at on
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
@@ -40,8 +41,14 @@ def version() -> None:
     print(f"garra {__version__}")
 
 
+def _terminate(signum: int, frame: object) -> NoReturn:
+    """SIGTERM unwinds like an exception, so that whatever runs ends its children first."""
+    sys.exit(128 + signum)
+
+
 def run() -> NoReturn:
     """The entry point: a GarraError becomes two lines and its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except GarraError as error:

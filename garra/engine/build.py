@@ -26,6 +26,7 @@ from garra import paths
 from garra.engine import smoke, source, store
 from garra.errors import BuildFailed, Taken
 from garra.spec import MIB, EngineBuild
+from garra.supervisor.tether import tether
 
 TARGETS = (
     "llama-server",
@@ -181,7 +182,7 @@ def _run(command: list[str], plan: BuildPlan, lock: int, log: TextIO, on_step: O
     """
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
     with subprocess.Popen(
-        command,
+        [*tether("TERM"), *command],  # ninja ends its compilers at SIGTERM
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -198,7 +199,7 @@ def _run(command: list[str], plan: BuildPlan, lock: int, log: TextIO, on_step: O
                 step = _STEP.match(line)
                 if step and on_step:
                     on_step(int(step[1]), int(step[2]), step[3].rsplit("/", 1)[-1].strip())
-        except BaseException:  # Ctrl-C: stop the compilers too; the work folder stays for the next try
+        except BaseException:  # Ctrl-C, SIGTERM: stop the compilers too; the work folder stays for the next try
             os.killpg(process.pid, signal.SIGTERM)
             raise
     log.flush()

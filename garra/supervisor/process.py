@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import os
 import secrets
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +20,7 @@ from garra.errors import EngineDown
 from garra.spec import EngineExit, LaunchPlan
 from garra.supervisor import runfile
 from garra.supervisor.diagnose import LogRing, explain
+from garra.supervisor.tether import tether
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class ProcessSpawner:
         output.write(f"--- {' '.join(argv)}\n".encode())
         try:
             child = await asyncio.create_subprocess_exec(
-                *_tether(),
+                *tether("KILL"),
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -170,16 +168,6 @@ def engine_environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_", "GGML_"))}
     kept |= {key: value for key, value in os.environ.items() if key.startswith("GGML_VK_")}
     return kept | {"GGML_NO_BACKTRACE": "1"}  # else an abort waits seconds for a debugger
-
-
-@functools.cache
-def _tether() -> tuple[str, ...]:
-    """A prefix that makes the kernel kill the engine when garra dies, however it dies (Linux)."""
-    tool = shutil.which("setpriv")
-    if tool is None:
-        return ()
-    told = subprocess.run([tool, "--help"], capture_output=True, text=True, check=False).stdout
-    return (tool, "--pdeathsig", "KILL", "--") if "--pdeathsig" in told else ()
 
 
 class _LogFile:

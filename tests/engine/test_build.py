@@ -3,12 +3,14 @@ hands over to the real engine; CMake, ninja and the compiler are real."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from garra.engine import source, store
@@ -64,7 +66,17 @@ def take_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def running_in(folder: Path) -> list[str]:
+    """Commands of processes that have to do with this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if process.pid != os.getpid() and any(str(folder) in word for word in words):
+            found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_build_goes_on_where_it_stopped(builder: Garra, tmp_path: Path, signum: int) -> None:
     gate, data = tmp_path / "gate", tmp_path / "data"
     toy = write_toy(tmp_path / "toy", gate)
@@ -82,6 +94,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(builder: Garra, tmp_path:
     first.send_signal(signum)
     assert first.wait(20) != 0
     assert not (data / "garra" / "engines" / "current").exists()
+    eventually(lambda: not running_in(data))
     gate.touch()
 
     def second() -> subprocess.CompletedProcess[str] | None:
