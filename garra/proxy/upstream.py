@@ -8,7 +8,6 @@ seconds, and a request on a kept one that ends with no byte at all is sent once 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -55,8 +54,8 @@ class Upstream(asyncio.Protocol):
 
     # -- one exchange
 
-    async def send(self, request: bytes, body: bytes) -> ResponseHead:
-        """Send and wait for the response's head, however long that takes. Raises UpstreamGone, WireError."""
+    def send(self, request: bytes, body: bytes) -> asyncio.Future[ResponseHead]:
+        """Send at once; the response's head, to be waited for however long it takes. Raises UpstreamGone, WireError."""
         self._reset()
         self._head_came = asyncio.get_running_loop().create_future()
         if self._transport is None or self._transport.is_closing():
@@ -65,7 +64,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(request + body)
         else:
             self._transport.writelines((request, body))
-        return await self._head_came
+        return self._head_came
 
     async def relay(
         self, sink: asyncio.WriteTransport, drain: Drain, *, first: bytes, strip: bool, stall_s: float
@@ -205,8 +204,9 @@ class UpstreamPool:
     """All connections to all engines: opens, keeps a few, and can close every one to a given engine."""
 
     def __init__(self) -> None:
-        self._open: defaultdict[Path, set[Upstream]] = defaultdict(set)
-        self._idle: defaultdict[Path, list[Upstream]] = defaultdict(list)
+        self._open: dict[Path, set[Upstream]] = {}
+        self._idle: dict[Path, list[Upstream]] = {}
+        self._closed: set[Path] = set()
 
     async def exchange(self, socket: Path, request: bytes, body: bytes) -> tuple[Upstream, ResponseHead]:
         """A connection on which `request` was answered with this head. The caller must `finish` or `abort` it.
@@ -236,7 +236,10 @@ class UpstreamPool:
             _, upstream = await loop.create_unix_connection(lambda: Upstream(self, socket), str(socket))
         except OSError as error:
             raise UpstreamGone from error
-        self._open[socket].add(upstream)
+        if socket in self._closed:  # the supervisor stopped this engine meanwhile: an open connection would keep it
+            upstream.abort()
+            raise UpstreamGone
+        self._open.setdefault(socket, set()).add(upstream)
         return upstream
 
     def _take(self, socket: Path) -> Upstream | None:
@@ -251,7 +254,7 @@ class UpstreamPool:
 
     def keep(self, upstream: Upstream) -> None:
         """Use this connection again soon."""
-        idle = self._idle[upstream.socket]
+        idle = self._idle.setdefault(upstream.socket, [])
         if len(idle) >= IDLE_CONNECTIONS:
             upstream.abort()
             return
@@ -260,12 +263,14 @@ class UpstreamPool:
 
     def forget(self, upstream: Upstream) -> None:
         """The connection is closed."""
-        self._open[upstream.socket].discard(upstream)
-        if upstream in self._idle[upstream.socket]:
-            self._idle[upstream.socket].remove(upstream)
+        self._open.get(upstream.socket, set()).discard(upstream)
+        idle = self._idle.get(upstream.socket, [])
+        if upstream in idle:
+            idle.remove(upstream)
 
     def close(self, socket: Path) -> None:
-        """Abort every connection to this engine (the `Connections` port)."""
+        """Abort every connection to this engine, now and in future (the `Connections` port)."""
+        self._closed.add(socket)
         for upstream in list(self._open.pop(socket, ())):
             upstream.abort()
         self._idle.pop(socket, None)

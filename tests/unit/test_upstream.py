@@ -272,6 +272,22 @@ async def test_a_cancelled_request_closes_its_connection(private_folders: Path) 
         assert pool.n_open(path) == 0
 
 
+async def test_an_engine_that_was_closed_takes_no_new_connection(private_folders: Path) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    async with engine(private_folders, script) as (served, pool, path):
+        connecting = asyncio.ensure_future(pool.exchange(path, REQUEST, b"{}"))
+        await asyncio.sleep(0)
+        pool.close(path)
+        with pytest.raises(UpstreamGone):
+            await connecting
+        assert pool.n_open(path) == 0
+        async with asyncio.timeout(10):
+            while not served.connections:  # noqa: ASYNC110 - the server's accept comes late
+                await asyncio.sleep(0)
+
+
 async def test_close_ends_every_exchange_with_this_engine(private_folders: Path) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
