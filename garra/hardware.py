@@ -23,9 +23,14 @@ def detect() -> HostSpec:
     )
 
 
+def usable_cpus() -> int:
+    """Logical CPUs this process may run on (containers and taskset may allow fewer than there are)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _usable_cores() -> int:
-    """Physical cores, but no more than this process may run on (containers, taskset)."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Physical cores, but no more than this process may run on."""
+    allowed = usable_cpus()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 

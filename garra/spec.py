@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 MIB = 1024 * 1024
-GIB = 1024 * MIB
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Speculation = Literal["none", "mtp", "ngram"]

@@ -134,6 +134,11 @@ class Garra:
     def url(self) -> str:
         return str(self.status()["url"])
 
+    def connect(self) -> socket.socket:
+        """A bare TCP connection to the proxy."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=30)
+
     def engine_files(self) -> list[Json]:
         """The run files of living engines."""
         return [json.loads(path.read_text()) for path in (self.runtime / "engines").glob("*.json")]

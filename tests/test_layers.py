@@ -26,6 +26,7 @@ LEVELS = {
     "supervisor.machine": PURE,
     "config": EDGE,
     "hardware": EDGE,
+    "package_index": EDGE,
     "paths": EDGE,
     "engine.build": EDGE,
     "engine.client": EDGE,

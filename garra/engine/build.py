@@ -22,7 +22,7 @@ from typing import TextIO
 
 import psutil
 
-from garra import paths
+from garra import hardware, paths
 from garra.engine import smoke, source, store
 from garra.errors import BuildFailed, Taken
 from garra.spec import MIB, EngineBuild
@@ -145,8 +145,7 @@ def _tool(name: str, fix: str) -> str:
 
 def _jobs() -> int:
     fits = psutil.virtual_memory().available // MIB // _RAM_PER_JOB_MIB
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, fits))
+    return max(1, min(hardware.usable_cpus(), fits))
 
 
 def _fingerprint(pin: source.Pin, given: Path | None, options: tuple[str, ...], compiler: str) -> str:

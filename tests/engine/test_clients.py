@@ -143,11 +143,7 @@ def test_a_foreign_page_has_no_effect(served: Garra) -> None:
 
 
 def test_the_refusal_comes_before_the_body(served: Garra) -> None:
-    import socket
-    from urllib.parse import urlsplit
-
-    address = urlsplit(served.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with served.connect() as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\n"
             b"Content-Type: text/plain\r\nContent-Length: 1000000\r\n\r\n"
@@ -156,12 +152,8 @@ def test_the_refusal_comes_before_the_body(served: Garra) -> None:
 
 
 def test_a_client_that_waits_for_100_continue_is_told(served: Garra) -> None:
-    import socket
-    from urllib.parse import urlsplit
-
-    address = urlsplit(served.url)
     body = json.dumps(ask(PROMPTS[0], stream=False)).encode()
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+    with served.connect() as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -179,12 +171,8 @@ def test_a_body_past_the_limit_is_told(garra: Garra) -> None:
 
 
 def test_http_1_0_clients_get_the_answer_without_chunks(served: Garra) -> None:
-    import socket
-    from urllib.parse import urlsplit
-
-    address = urlsplit(served.url)
     body = json.dumps(ask(PROMPTS[0], stream=True)).encode()
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+    with served.connect() as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (len(body), body)

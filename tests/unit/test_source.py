@@ -10,6 +10,7 @@ import pytest
 
 from garra.engine import source
 from garra.errors import BuildFailed
+from garra.package_index import complaint
 
 BEFORE = "one\ntwo\nthree\n"
 PATCH = "Why: a test.\n\n--- a/sub/file.txt\n+++ b/sub/file.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
@@ -96,4 +97,4 @@ def test_the_shipped_pin_is_whole() -> None:
     ],
 )
 def test_pips_complaint_is_one_line(stderr: str, said: str) -> None:
-    assert said in source.pip_complaint(stderr)
+    assert said in complaint(stderr)

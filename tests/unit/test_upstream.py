@@ -209,6 +209,21 @@ async def test_a_stream_that_is_over_before_it_is_relayed_is_whole(private_folde
         assert sink.written == b"head " + frame(b"data: 1\n\n")
 
 
+async def test_bytes_after_the_end_are_not_passed_on(private_folders: Path) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(STREAM + frame(b"data: 1\n\n") + b"0\r\n\r\n")
+        await writer.drain()
+        writer.write(frame(b"data: 2\n\n"))
+        await reader.read(1)
+
+    async with engine(private_folders, script) as (_, pool, path):
+        sink = Sink()
+        assert await exchange(pool, path, sink)
+        await asyncio.sleep(0)
+        assert sink.written == frame(b"data: 1\n\n")
+
+
 async def test_a_slow_reader_stops_the_engine_and_is_waited_for(private_folders: Path) -> None:
     n_chunks = 2_000
     chunk = frame(b"data: " + b"x" * 8_000 + b"\n\n")

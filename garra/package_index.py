@@ -1,0 +1,32 @@
+"""The Python package index, through pip: the user's own index, mirror, proxy and certificates apply."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def download(words: list[str], into: Path, *, show: bool) -> str | None:
+    """`pip download WORDS` without dependencies; None when it went well, else the line that names the cause.
+
+    `show`: pip's own progress bar goes to stderr.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", str(into)]
+    done = subprocess.run(
+        [*command, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr if show else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return None if done.returncode == 0 else complaint(done.stderr)
+
+
+def complaint(stderr: str) -> str:
+    """The line of pip's output that names the cause."""
+    errors = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
+    if "NewConnectionError" in stderr or "Temporary failure in name resolution" in stderr:
+        return "the package index cannot be reached"
+    return next((line for line in errors if "HASH" in line.upper()), errors[0] if errors else "pip gave no reason")
