@@ -23,14 +23,17 @@ from garra.engine import store as engines
 from garra.engine.argv import server_argv
 from garra.engine.client import HttpEngine
 from garra.errors import ModelNotPresent, Taken
+from garra.feed import Feed
 from garra.planner.plan import plan_launch
 from garra.proxy.control import ControlServer
 from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
+from garra.reload import Reloader
 from garra.spec import EngineStatus, LaunchPlan, Profile
 from garra.supervisor import runfile
 from garra.supervisor.fleet import EngineFleet
+from garra.supervisor.memory import HostMemory
 from garra.supervisor.process import ProcessSpawner
 
 log = logging.getLogger(__name__)
@@ -60,8 +63,8 @@ class LoopClock:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
 
-def serve(config: Config, profile: str, narrator: Narrator) -> None:
-    """Load `profile` and serve in the foreground until a signal or `garra down`.
+def serve(config: Config, profile: str, narrator: Narrator, read_config: Callable[[], Config]) -> None:
+    """Load `profile` and serve in the foreground until a signal or `garra down`; a reload calls `read_config`.
 
     Raises AlreadyRunning, Taken, ConfigError, EngineMissing, ModelNotPresent; EngineDown when it does not start.
     """
@@ -71,10 +74,17 @@ def serve(config: Config, profile: str, narrator: Narrator) -> None:
         runfile.sweep(runtime / "engines")
         listener = _listen(config.settings.host, config.settings.port)
         with listener:
-            uvloop.run(_serve(config, profile, runtime, listener, narrator))
+            uvloop.run(_serve(config, profile, runtime, listener, narrator, read_config))
 
 
-async def _serve(config: Config, profile: str, runtime: Path, listener: socket.socket, narrator: Narrator) -> None:
+async def _serve(
+    config: Config,
+    profile: str,
+    runtime: Path,
+    listener: socket.socket,
+    narrator: Narrator,
+    read_config: Callable[[], Config],
+) -> None:
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -86,10 +96,11 @@ async def _serve(config: Config, profile: str, runtime: Path, listener: socket.s
 
     build = engines.current()
     pool = UpstreamPool()
-    clock = LoopClock()
+    clock, feed = LoopClock(), Feed()
     fleet = EngineFleet(
         config.profiles,
         config.settings.drain_s,
+        _budget_mib(config),
         make_plan=lambda profile: _make_plan(profile, build.backend),
         locate=models.locate,
         spawner=ProcessSpawner(
@@ -97,18 +108,39 @@ async def _serve(config: Config, profile: str, runtime: Path, listener: socket.s
         ),
         http=HttpEngine(),
         connections=pool,
+        memory=HostMemory(),
         clock=clock,
+        tell=feed.tell,
     )
     url = _url(listener)
-    public = web.ServerRunner(ProxyServer(config, fleet, pool).web_server(), shutdown_timeout=_SHUTDOWN_S)
-    control_app = ControlServer(
-        config, fleet, url=url, engine=build.stamp, clock=clock, shut_down=stop.set
-    ).application()
-    control = web.AppRunner(control_app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    proxy = ProxyServer(config, fleet, pool)
+
+    def apply(after: Config) -> None:
+        fleet.configure(after.profiles, after.settings.drain_s, _budget_mib(after))
+        proxy.configure(after)
+        controller.configure(after)
+
+    reloader = Reloader(config, read_config, apply, feed.tell)
+    controller = ControlServer(
+        config,
+        fleet,
+        url=url,
+        engine=build.stamp,
+        clock=clock,
+        follow=feed.follow,
+        reload=reloader.reload,
+        shut_down=on_signal,
+    )
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload_or_log)
+    public = web.ServerRunner(proxy.web_server(), shutdown_timeout=_SHUTDOWN_S)
+    control = web.AppRunner(
+        controller.application(), access_log=None, shutdown_timeout=_SHUTDOWN_S, handler_cancellation=True
+    )
     async with (
         fleet,
         _site(public, lambda: web.SockSite(public, listener)),
         _site(control, lambda: web.UnixSite(control, str(_fresh(paths.control_socket(runtime))))),
+        _watching(config, reloader),
     ):
         paths.control_socket(runtime).chmod(0o600)
         log.info("listening on %s (engine %s)", url, build.stamp)
@@ -151,6 +183,36 @@ async def _site(runner: web.BaseRunner, make: Callable[[], web.BaseSite]) -> Asy
         yield
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _watching(config: Config, reloader: Reloader) -> AsyncIterator[None]:
+    """Reload when the user's file changes, if that is wanted."""
+    task = asyncio.ensure_future(_watch_file(reloader)) if config.settings.watch else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _watch_file(reloader: Reloader) -> None:
+    import watchfiles
+
+    file = paths.user_profiles()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    async for changes in watchfiles.awatch(file.parent, recursive=False, step=50):
+        if any(Path(name).name == file.name for _, name in changes):
+            reloader.reload_or_log()
+
+
+def _budget_mib(config: Config) -> int:
+    """What all engines may take together: as configured, else the VRAM, else three quarters of the RAM."""
+    if config.settings.memory_budget_mib is not None:
+        return config.settings.memory_budget_mib
+    host = hardware.detect()
+    return max((gpu.total_mib for gpu in host.gpus), default=host.ram_total_mib * 3 // 4)
 
 
 def _make_plan(profile: Profile, backend: str) -> LaunchPlan:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from garra import paths, spec
+from garra import paths, spec, traffic
 from garra.engine import argv
 from garra.errors import ConfigError, UnknownModel
 from garra.registry.source import parse_source
@@ -27,6 +27,7 @@ from garra.registry.source import parse_source
 CONTEXT_PRESETS: Mapping[str, int] = {"short": 4096, "medium": 16384, "long": 32768}
 MODE_SLOTS: Mapping[str, int] = {"low_latency": 2, "high_throughput": 8}
 DEFAULT_ORIGIN = "default"
+PriorityName = Literal["interactive", "normal", "batch"]
 _PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
@@ -65,6 +66,14 @@ class ProfileTable(BaseModel, extra="forbid"):
     max_tokens: int | None = Field(None, ge=1)
     text_only: bool = True
     idle_ttl_s: float = Field(0, ge=0)
+    max_queue: int = Field(128, ge=1, le=100_000)
+    queue_timeout_s: float = Field(300, gt=0)
+    max_wait_s: float = Field(30, ge=0)
+    min_resident_s: float = Field(3, ge=0)
+    swap_batch: int = Field(32, ge=0)
+    stall_s: float = Field(30, ge=1)
+    memory_mib: int | None = Field(None, gt=0)
+    pin: bool = False
     load_timeout_s: float = Field(120, gt=0)
     stop_grace_s: float = Field(10, gt=0)
     aliases: list[str] = []
@@ -113,6 +122,14 @@ class ProfileTable(BaseModel, extra="forbid"):
         )
 
 
+class KeyTable(BaseModel, extra="forbid"):
+    """One `[keys.NAME]` table: a client with an account of its own."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the key; the key itself stands nowhere."""
+    priority: PriorityName = "normal"
+
+
 class Settings(BaseSettings):
     """The whole of garra's settings."""
 
@@ -127,6 +144,17 @@ class Settings(BaseSettings):
     """How long a shutdown waits for running answers."""
     write_stall_s: float = Field(60, gt=0)
     """A client that reads nothing for so long is dropped."""
+    first_byte_grace_s: float = Field(10, gt=0)
+    """A streaming client that has waited so long is sent comments, with status 200 before its answer is there."""
+    heartbeat_s: float = Field(60, gt=0)
+    """And every so long an empty event of its API."""
+    memory_budget_mib: int | None = Field(None, gt=0)
+    """Memory all engines may take together; unset: the VRAM, or three quarters of the RAM."""
+    keyless_priority: PriorityName = "normal"
+    """The best class a request without a known key may have."""
+    keys: dict[str, KeyTable] = {}
+    watch: bool = False
+    """Reload when the user's profiles.toml changes."""
     profiles: dict[str, ProfileTable] = {}
 
     @classmethod
@@ -163,6 +191,8 @@ class Config:
     """Dotted key -> layer; a key that no layer sets is a built-in default."""
     labels: Mapping[str, spec.Profile]
     """Profiles by name and by alias."""
+    keys: Mapping[str, traffic.ClientKey]
+    """Known clients by the hash of their key."""
 
     def profile(self, name: str) -> spec.Profile:
         """The profile of this name or alias. Raises UnknownModel, naming what exists."""
@@ -197,7 +227,11 @@ def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = Non
         raise _explain(error, origins) from None
     profiles = {name: table.to_spec(name) for name, table in settings.profiles.items()}
     labels = {label: profile for profile in profiles.values() for label in (profile.name, *profile.aliases)}
-    return Config(settings, profiles, origins, labels)
+    keys = {
+        table.sha256: traffic.ClientKey(name, traffic.Priority[table.priority.upper()])
+        for name, table in settings.keys.items()
+    }
+    return Config(settings, profiles, origins, labels, keys)
 
 
 def stray_environment() -> list[str]:
@@ -266,11 +300,13 @@ def _complaint(detail: ErrorDetails) -> tuple[str, str]:
 
 def _table_of(location: list[str]) -> tuple[type[BaseModel], int]:
     """The table a location points into, and how many of its parts name the key; the rest is pydantic's own."""
-    if location[:1] != ["profiles"] or len(location) < 3:
-        return Settings, min(len(location), 2 if location[:1] == ["profiles"] else 1)
+    tables: dict[str, type[BaseModel]] = {"profiles": ProfileTable, "keys": KeyTable}
+    table = tables.get(location[0]) if location else None
+    if table is None or len(location) < 3:
+        return Settings, min(len(location), 2 if table else 1)
     if location[2] == "sampling" and len(location) > 3:
         return SamplingTable, 4
-    return ProfileTable, 3
+    return table, 3
 
 
 def _choices(table: type[BaseModel], field: str) -> str:

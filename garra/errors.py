@@ -122,6 +122,37 @@ class EngineDied(EngineDown):
     http_status = 502
     code = "engine_died"
 
+    def __init__(self, what: str, *, fix: str | None = None, untouched: bool = False) -> None:
+        super().__init__(what, fix=fix)
+        self.untouched = untouched
+        """No byte of an answer came: asking another engine gives no answer twice."""
+
+
+class DoesNotFit(EngineDown):
+    """The model can never get the memory it needs."""
+
+    code = "does_not_fit"
+
+
+class QueueFull(EngineDown):
+    """Too many wait already."""
+
+    http_status = 429
+    code = "queue_full"
+
+
+class QueueTimeout(EngineDown):
+    """Its turn did not come in time."""
+
+    http_status = 504
+    code = "queue_timeout"
+
+
+class Quarantined(GarraError):
+    """This very request killed the engine twice."""
+
+    code = "quarantined"
+
 
 class ShuttingDown(EngineDown):
     """garra is stopping; nothing new is accepted."""

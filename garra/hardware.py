@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
+import pynvml
 
 from garra.spec import MIB, Gpu, HostSpec
 
@@ -34,24 +38,53 @@ def _usable_cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def _nvidia_gpus() -> list[Gpu]:
-    import pynvml
+def free_vram_mib() -> int:
+    """Free MiB of all GPUs together."""
+    return sum(gpu.free_mib for gpu in _nvidia_gpus())
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or none that answers: the machine has no GPU for us
-        return []
-    gpus = []
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
+
+def held_vram_mib(pid: int) -> int:
+    """MiB of VRAM a process holds, 0 where the driver does not tell."""
+    held = 0
+    with _driver() as handles:
+        for _, handle in handles:
             try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except pynvml.NVMLError:
+                continue
+            held += sum(process.usedGpuMemory or 0 for process in processes if process.pid == pid)
+    return held // MIB
+
+
+def _nvidia_gpus() -> list[Gpu]:
+    gpus = []
+    with _driver() as handles:
+        for index, handle in handles:
+            try:
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 name = str(pynvml.nvmlDeviceGetName(handle))
-            except pynvml.NVMLError as error:  # one that fell off the bus must not hide the others
+            except pynvml.NVMLError as error:
                 log.warning("GPU %d does not answer: %s", index, error)
                 continue
             gpus.append(Gpu(index, name, memory.total // MIB, memory.free // MIB))
+    return gpus
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[list[tuple[int, Any]]]:
+    """The GPUs with their handles while the driver library is open; none where there is no driver that answers."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield []
+        return
+    handles = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handles.append((index, pynvml.nvmlDeviceGetHandleByIndex(index)))
+            except pynvml.NVMLError as error:  # one that fell off the bus must not hide the others
+                log.warning("GPU %d does not answer: %s", index, error)
+        yield handles
     finally:
         pynvml.nvmlShutdown()
-    return gpus

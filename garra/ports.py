@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile
+from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
+from garra.tally import Tally
+from garra.traffic import Outcome, Usage, WaitNews, Wish
 
 
 class Timer(Protocol):
@@ -67,8 +68,15 @@ class EngineHttp(Protocol):
 
     async def props(self, socket: Path) -> EngineProps: ...
 
-    async def warm_up(self, socket: Path) -> None:
-        """One token, so that the first client does not pay for lazy allocations."""
+    async def warm_up(self, socket: Path) -> float:
+        """One token, so that the first client does not pay for lazy allocations; seconds of prefill per token of it.
+
+        Raises EngineDown when the token does not come.
+        """
+        ...
+
+    async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
+        """What every slot does; None when the engine does not say so in time."""
         ...
 
 
@@ -77,27 +85,71 @@ class Connections(Protocol):
 
     def close(self, socket: Path) -> None: ...
 
+    def activity(self, socket: Path) -> int:
+        """A number that grows with every piece of an answer that came from this engine."""
+        ...
+
+
+class Memory(Protocol):
+    """The memory models share: VRAM where there is a GPU, else RAM."""
+
+    def asked_back(self, pid: int) -> Callable[[], bool]:
+        """For a process that is about to end: a question to ask afterwards, whether what it held is free again."""
+        ...
+
+    async def read_ahead(self, path: Path) -> None:
+        """Bring a file into the page cache, as far as there is room."""
+        ...
+
 
 class Lease(Protocol):
-    """One request's hold on a READY engine."""
+    """One request's hold on a slot of a READY engine."""
 
     @property
     def socket(self) -> Path: ...
 
-    def completed(self) -> None:
-        """The engine gave a whole answer: its restart budget is full again."""
+    def began(self) -> None:
+        """The first byte of the answer came."""
         ...
 
-    async def death(self) -> str:
-        """Why the engine behind a broken connection is gone, in one line."""
+    def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:
+        """How it went; without this call the client is taken to have left."""
+        ...
+
+    async def death(self, fingerprint: bytes) -> str:
+        """Why the engine behind a broken connection is gone, in one line; what was asked of it is remembered."""
+        ...
+
+
+class Hold(Protocol):
+    """`async with` over one lease. May be entered again after `again`."""
+
+    async def __aenter__(self) -> Lease:
+        """Waits for a slot; loads the engine if it is cold.
+
+        Raises ModelNotPresent, QueueFull, QueueTimeout, Quarantined, EngineDown, ShuttingDown.
+        """
+        ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def again(self, fingerprint: bytes) -> None:
+        """The engine died before it answered: the next entry stands where this one stood."""
+        ...
+
+    def news(self) -> WaitNews:
+        """How the waiting goes."""
         ...
 
 
 class Fleet(Protocol):
     """All engines, as the proxy and the control API see them."""
 
-    def lease(self, profile: str) -> contextlib.AbstractAsyncContextManager[Lease]:
-        """Loads the engine if it is cold. Raises ModelNotPresent, EngineDown, ShuttingDown."""
+    def lease(self, wish: Wish) -> Hold: ...
+
+    @property
+    def suspicious(self) -> bool:
+        """An engine died lately: wishes should carry their fingerprint."""
         ...
 
     def load(self, profile: str) -> Awaitable[None]:
@@ -105,6 +157,12 @@ class Fleet(Protocol):
         ...
 
     def unload(self, profile: str) -> None: ...
+
+    def pin(self, profile: str, pinned: bool) -> None:
+        """Keep the model in memory, whoever wants its place; or let it go."""
+        ...
+
+    def tally(self, profile: str) -> Tally: ...
 
     def profiles(self) -> Sequence[Profile]: ...
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import signal as _signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 MIB = 1024 * 1024
 
@@ -43,6 +43,8 @@ class Cause(enum.StrEnum):
     """It exited, or answered something unexpected, while LOADING."""
     LOAD_TIMEOUT = enum.auto()
     """No progress for `load_timeout_s`."""
+    STALLED = enum.auto()
+    """It was asked for tokens and gave none, though it answered nothing is wrong."""
     OOM = enum.auto()
     """It, or the kernel, said that memory ran out."""
     BAD_FLAG = enum.auto()
@@ -121,6 +123,20 @@ class Profile:
     text_only: bool
     idle_ttl_s: float
     """0: never unloaded for being idle."""
+    max_queue: int
+    """How many requests may wait."""
+    queue_timeout_s: float
+    max_wait_s: float
+    """When its oldest request has waited so long, the model that is in the way takes no newer ones."""
+    min_resident_s: float
+    """Once loaded, it stays at least so long, unless somebody has waited for `max_wait_s`."""
+    swap_batch: int
+    """How many requests it may still take while another model waits for its place."""
+    stall_s: float
+    memory_mib: int | None
+    """What one engine takes of the memory budget; None: all of it."""
+    pin: bool
+    """Never unloaded for another model's sake, nor for being idle."""
     load_timeout_s: float
     stop_grace_s: float
     description: str = ""
@@ -131,6 +147,33 @@ class Profile:
     extra_args: tuple[str, ...] = ()
     sha256: str | None = None
     download_bytes: int | None = None
+
+    def launches_like(self, other: Profile) -> bool:
+        """Whether both start the same engine: what differs concerns garra alone."""
+        return self.engine_part() == other.engine_part()
+
+    def engine_part(self) -> Profile:
+        """This profile with everything that only garra's own decisions depend on made equal."""
+        return replace(self, **_ONLY_GARRAS)
+
+
+_ONLY_GARRAS: dict[str, Any] = {
+    "mode": "low_latency",
+    "aliases": (),
+    "description": "",
+    "idle_ttl_s": 0.0,
+    "load_timeout_s": 1.0,
+    "stop_grace_s": 1.0,
+    "max_queue": 0,
+    "queue_timeout_s": 0.0,
+    "max_wait_s": 0.0,
+    "min_resident_s": 0.0,
+    "swap_batch": 0,
+    "stall_s": 0.0,
+    "memory_mib": None,
+    "pin": False,
+    "download_bytes": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +256,22 @@ class EngineStatus:
     slots: int = 0
     slot_context: int = 0
     leases: int = 0
+    lingering: int = 0
+    """Slots whose client left and that the engine still works on."""
     waiting: int = 0
+    max_queue: int = 0
+    pinned: bool = False
     restarts: int = 0
     rss_mib: int | None = None
     warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One slot as the engine tells it (`/slots`)."""
+
+    busy: bool
+    task: int
+    n_prompt_tokens: int
+    """Prompt tokens processed so far."""
+    n_decoded: int

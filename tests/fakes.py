@@ -12,7 +12,7 @@ from pathlib import Path
 from garra import config
 from garra.errors import EngineDown
 from garra.planner.plan import plan_launch
-from garra.spec import Cause, EngineExit, EngineProps, HostSpec, LaunchPlan, Profile
+from garra.spec import Cause, EngineExit, EngineProps, HostSpec, LaunchPlan, Profile, SlotState
 
 HOST = HostSpec(cores=2, ram_total_mib=8192, ram_free_mib=6000)
 
@@ -83,10 +83,14 @@ class FakeProcess:
 
 @dataclass
 class FakeEngines:
-    """Spawner, engine HTTP and connections in one: engines become ready at once unless a test says otherwise."""
+    """Spawner, engine HTTP, connections and memory in one; engines are ready at once unless a test says otherwise."""
 
     ignores_term: bool = False
     refuses: bool = False
+    sick: bool = False
+    slots_said: tuple[SlotState, ...] | None = ()
+    pieces: int = 0
+    memory_is_back: bool = True
     ready: dict[str, bool] = field(default_factory=dict)
     spawned: list[FakeProcess] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
@@ -112,8 +116,22 @@ class FakeEngines:
         plan = next(process.plan for process in self.spawned if process.socket == socket)
         return EngineProps(plan.profile.slots, plan.profile.context, str(plan.model_path), "b1")
 
-    async def warm_up(self, socket: Path) -> None:
-        return None
+    async def warm_up(self, socket: Path) -> float:
+        if self.sick:
+            raise EngineDown("no token")
+        return 0.001
+
+    async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
+        return self.slots_said
+
+    def activity(self, socket: Path) -> int:
+        return self.pieces
+
+    def asked_back(self, pid: int) -> Callable[[], bool]:
+        return lambda: self.memory_is_back
+
+    async def read_ahead(self, path: Path) -> None:
+        self.log.append(f"read ahead {path.stem}")
 
     def alive(self) -> list[str]:
         return [process.plan.profile.name for process in self.spawned if not process._end.done()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from garra import paths
@@ -44,6 +45,23 @@ class Control:
     def unload(self, name: str) -> str:
         return str(self._call("POST", f"/garra/v1/profiles/{name}/unload")["profile"])
 
+    def pin(self, name: str, pinned: bool) -> str:
+        return str(self._call("POST", f"/garra/v1/profiles/{name}/pin", {"pinned": pinned})["profile"])
+
+    def reload(self) -> Report:
+        """What changed."""
+        return self._call("POST", "/garra/v1/reload")
+
+    def events(self) -> Iterator[Report]:
+        """What happens, for as long as garra runs."""
+        try:
+            with self._client.stream("GET", "/garra/v1/events", timeout=None) as reply:
+                for line in reply.iter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line.removeprefix("data: "))
+        except (self._transport_error, FileNotFoundError):
+            raise NotRunning("garra is not running", fix="garra up") from None
+
     def shut_down(self) -> None:
         self._call("POST", "/garra/v1/shutdown")
 
@@ -61,9 +79,9 @@ class Control:
                 )
             time.sleep(_POLL_S)
 
-    def _call(self, method: str, path: str) -> Report:
+    def _call(self, method: str, path: str, body: Report | None = None) -> Report:
         try:
-            reply = self._client.request(method, path)
+            reply = self._client.request(method, path, json=body)
         except (self._transport_error, FileNotFoundError):
             raise NotRunning("garra is not running", fix="garra up") from None
         body: Report = reply.json()

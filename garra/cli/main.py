@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import chat, config, engine, serve, status
+from garra.cli import chat, config, engine, manage, serve, status
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -27,6 +27,11 @@ app = typer.Typer(
 app.command()(serve.up)
 app.command()(serve.down)
 app.command()(serve.pull)
+app.command()(manage.load)
+app.command()(manage.unload)
+app.command()(manage.pin)
+app.command()(manage.reload)
+app.command()(manage.events)
 app.command()(status.status)
 app.command()(status.ps)
 app.command()(status.logs)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +57,10 @@ def up(
     elif detach:
         _start_detached(name, flags, settings or [])
     else:
-        _run_foreground(config, name)
+        overrides: dict[str, Any] = dict(flags)
+        if settings:
+            overrides["profiles"] = {name: _assignments(settings)}
+        _run_foreground(config, name, lambda: layers.load(overrides))
 
 
 def down(
@@ -148,7 +152,7 @@ class _Foreground:
         self._bar.close()
 
 
-def _run_foreground(config: Config, name: str) -> None:
+def _run_foreground(config: Config, name: str, read_config: Callable[[], Config]) -> None:
     from garra import app
     from garra.cli.control import wait_for_start
 
@@ -159,7 +163,7 @@ def _run_foreground(config: Config, name: str) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # malformed requests are answered, not traced
     narrator = _Foreground(name)
     try:
-        app.serve(config, name, narrator)
+        app.serve(config, name, narrator, read_config)
     except AlreadyRunning:  # another one has just begun: it does not answer yet
         narrator.close()
         _load_there(wait_for_start(lambda: True), name)
@@ -189,16 +193,17 @@ def _start_detached(name: str, flags: dict[str, Any], settings: list[str]) -> No
         if child.poll():
             raise typer.Exit(child.returncode) from None
         raise
-    _wait_and_greet(control, name)
+    wait_and_greet(control, name)
     say(f"garra runs in the background (pid {child.pid}, log {log}); garra down stops it")
 
 
 def _load_there(control: Control, name: str) -> None:
     control.load(name)
-    _wait_and_greet(control, name)
+    wait_and_greet(control, name)
 
 
-def _wait_and_greet(control: Control, name: str) -> None:
+def wait_and_greet(control: Control, name: str) -> None:
+    """Wait for a profile that loads, with a progress bar, and say how to reach it."""
     bar = _LoadingBar(name)
     try:
         report = control.wait_ready(name, lambda engine: bar.show(engine["phase"], engine["load_fraction"]))

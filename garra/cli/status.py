@@ -89,13 +89,14 @@ def _print_table(rows: list[Report]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "RSS", "PID", "NOTE"):
+    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "DONE", "RSS", "PID", "NOTE"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         engine = row["engine"]
         rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
         note = engine["detail"] or "; ".join(engine["warnings"]) or ("" if row["present"] else "not downloaded")
-        phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "")
-        numbers = (str(engine[key]) for key in ("slots", "slot_context", "leases", "waiting"))
+        phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
+        busy, waiting = engine["leases"] + engine["lingering"], f"{engine['waiting']}/{engine['max_queue']}"
+        numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))
         table.add_row(engine["profile"], phase, *numbers, rss, str(engine["pid"] or ""), note)
     Console().print(table)

@@ -1,5 +1,7 @@
-"""The engine's HTTP surface as the supervisor uses it: `/health`, `/props`, one warm-up token. A connection per call:
-the engine keeps a thread for every idle one, and ignores SIGTERM while any is open."""
+"""The engine's HTTP surface as the supervisor uses it: `/health`, `/props`, `/slots`, one warm-up token.
+
+A connection per call: the engine keeps a thread for every idle one, and ignores SIGTERM while any is open.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ import aiohttp
 import msgspec
 
 from garra.errors import EngineDown
-from garra.spec import EngineProps
+from garra.spec import EngineProps, SlotState
 
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=2)
 _PROPS_LIMIT = aiohttp.ClientTimeout(total=30)
+_SLOTS_LIMIT = aiohttp.ClientTimeout(total=4)  # answers within milliseconds, even in the middle of a batch
 _WARM_UP_LIMIT = aiohttp.ClientTimeout(total=300)  # the first token of a big model on a slow disk
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -29,6 +32,26 @@ class _Props(msgspec.Struct):
     default_generation_settings: _Generation
     model_path: str = ""
     build_info: str = ""
+
+
+class _Timings(msgspec.Struct):
+    prompt_n: int = 1
+    prompt_ms: float = 0.0
+
+
+class _Completion(msgspec.Struct):
+    timings: _Timings = msgspec.field(default_factory=_Timings)
+
+
+class _NextToken(msgspec.Struct):
+    n_decoded: int = 0
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool
+    id_task: int = -1
+    n_prompt_tokens_processed: int = 0
+    next_token: list[_NextToken] = []
 
 
 class HttpEngine:
@@ -51,16 +74,39 @@ class HttpEngine:
         generation = told.default_generation_settings
         return EngineProps(told.total_slots, generation.n_ctx, told.model_path, told.build_info)
 
-    async def warm_up(self, socket: Path) -> None:
-        """Raises EngineDown unless one token comes back."""
+    async def warm_up(self, socket: Path) -> float:
+        """Seconds of prefill per token of a tiny prompt. Raises EngineDown unless one token comes back."""
         body: dict[str, Any] = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
         try:
             async with _session(socket, _WARM_UP_LIMIT) as session, session.post("/completion", json=body) as reply:
-                said = await reply.text()
+                said = await reply.read()
         except _BROKEN as error:
             raise EngineDown(f"the warm-up request failed: {error}") from None
         if reply.status != 200:
-            raise EngineDown(f"the warm-up request was answered with {reply.status}: {said[:200]}")
+            told = said[:200].decode("utf-8", "replace")
+            raise EngineDown(f"the warm-up request was answered with {reply.status}: {told}")
+        try:
+            timings = msgspec.json.decode(said, type=_Completion).timings
+        except msgspec.DecodeError:
+            return 0.0
+        return timings.prompt_ms / 1e3 / max(1, timings.prompt_n)
+
+    async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
+        """All slots, or None when no sensible answer came in time."""
+        try:
+            async with _session(socket, _SLOTS_LIMIT) as session, session.get("/slots") as reply:
+                told = msgspec.json.decode(await reply.read(), type=list[_Slot])
+        except (*_BROKEN, msgspec.DecodeError):
+            return None
+        return tuple(
+            SlotState(
+                busy=slot.is_processing,
+                task=slot.id_task,
+                n_prompt_tokens=slot.n_prompt_tokens_processed,
+                n_decoded=sum(token.n_decoded for token in slot.next_token),
+            )
+            for slot in told
+        )
 
 
 @contextlib.asynccontextmanager

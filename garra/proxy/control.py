@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -11,10 +12,11 @@ from aiohttp import web
 
 from garra import __version__
 from garra.config import Config
-from garra.errors import GarraError
+from garra.errors import BadRequest, GarraError
 from garra.ports import Clock, Fleet
 from garra.proxy.server import render
-from garra.spec import EngineStatus
+from garra.spec import EngineStatus, Profile
+from garra.traffic import Outcome
 
 
 class ProfileReport(msgspec.Struct):
@@ -24,6 +26,14 @@ class ProfileReport(msgspec.Struct):
     model: str
     present: bool
     aliases: tuple[str, ...]
+    requests: dict[Outcome, int]
+    """How requests ended, since garra started."""
+    swaps: int
+    retries: int
+
+
+class _Pin(msgspec.Struct):
+    pinned: bool = True
 
 
 class StatusReport(msgspec.Struct):
@@ -42,10 +52,21 @@ class ControlServer:
     """Handlers of the control socket."""
 
     def __init__(
-        self, config: Config, fleet: Fleet, *, url: str, engine: str, clock: Clock, shut_down: Callable[[], None]
+        self,
+        config: Config,
+        fleet: Fleet,
+        *,
+        url: str,
+        engine: str,
+        clock: Clock,
+        follow: Callable[[], AsyncGenerator[bytes, None]],
+        reload: Callable[[], Any],
+        shut_down: Callable[[], None],
     ) -> None:
         self._config = config
         self._fleet = fleet
+        self._follow = follow
+        self._reload = reload
         self._url = url
         self._engine = engine
         self._clock = clock
@@ -57,22 +78,61 @@ class ControlServer:
         app.router.add_get("/garra/v1/status", self.status)
         app.router.add_post("/garra/v1/profiles/{name}/load", self.load)
         app.router.add_post("/garra/v1/profiles/{name}/unload", self.unload)
+        app.router.add_post("/garra/v1/profiles/{name}/pin", self.pin)
+        app.router.add_get("/garra/v1/events", self.events)
+        app.router.add_post("/garra/v1/reload", self.reload)
         app.router.add_post("/garra/v1/shutdown", self.shutdown)
         return app
 
+    def configure(self, config: Config) -> None:
+        """Settings for requests from now on."""
+        self._config = config
+
     async def status(self, request: web.Request) -> web.Response:
-        profiles = [
-            ProfileReport(self._fleet.status(p.name), p.model, self._fleet.present(p.name), p.aliases)
-            for p in self._fleet.profiles()
-        ]
+        profiles = [self._profile(profile) for profile in self._fleet.profiles()]
         uptime_s = self._clock.now() - self._started
         return _answer(StatusReport(__version__, os.getpid(), self._url, uptime_s, self._engine, profiles))
+
+    def _profile(self, profile: Profile) -> ProfileReport:
+        name, tally = profile.name, self._fleet.tally(profile.name)
+        return ProfileReport(
+            self._fleet.status(name),
+            profile.model,
+            self._fleet.present(name),
+            profile.aliases,
+            dict(tally.outcomes),
+            tally.swaps,
+            tally.retries,
+        )
 
     async def load(self, request: web.Request) -> web.Response:
         return self._do(self._fleet.load, request)
 
     async def unload(self, request: web.Request) -> web.Response:
         return self._do(self._fleet.unload, request)
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """Body `{"pinned": false}` lets it go; no body pins."""
+        try:
+            pinned = msgspec.json.decode(await request.read() or b"{}", type=_Pin).pinned
+        except msgspec.DecodeError as error:
+            return render(BadRequest(f"the request body is not usable: {error}"))
+        return self._do(lambda name: self._fleet.pin(name, pinned), request)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """The last facts and every new one, as server-sent events."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        async with contextlib.aclosing(self._follow()) as facts:
+            async for fact in facts:
+                await response.write(b"data: " + fact + b"\n\n")
+        return response
+
+    async def reload(self, request: web.Request) -> web.Response:
+        try:
+            return _answer(self._reload())
+        except GarraError as error:
+            return render(error)
 
     async def shutdown(self, request: web.Request) -> web.Response:
         self._shut_down()

@@ -5,60 +5,138 @@ from __future__ import annotations
 import email.utils
 import functools
 import time
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any, cast
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from garra.errors import EngineDied
 from garra.ports import Lease
-from garra.proxy.route import error_event
-from garra.proxy.upstream import ClientStalled, UpstreamGone, UpstreamPool
+from garra.proxy.patience import Patience
+from garra.proxy.route import fingerprint
+from garra.proxy.shapes import Api, EngineRefused, error_event, usage_of
+from garra.proxy.upstream import ClientStalled, Upstream, UpstreamGone, UpstreamPool
 from garra.proxy.wire import Framing, ResponseHead, WireError, frame
+from garra.traffic import Outcome
 
 # Hop by hop, or garra's own to say.
 _DROPPED = frozenset(
     "connection keep-alive proxy-connection transfer-encoding content-length te trailer upgrade server date".split()
 )
 _LAST_CHUNK = b"0\r\n\r\n"
+_REFUSAL_BYTES = 64 * 1024
 
 
-async def forward(
-    request: web.BaseRequest, body: bytes, lease: Lease, pool: UpstreamPool, *, stall_s: float
-) -> web.StreamResponse:
-    """The engine's answer, passed on byte by byte. Raises EngineDied while nothing was sent yet."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One completion request: what it asks and what its client was told meanwhile."""
+
+    request: web.BaseRequest
+    api: Api
+    body: bytes
+    patience: Patience | None
+    """For streams."""
+    stall_s: float
+
+    @property
+    def begun(self) -> bool:
+        """The client has a response head already, of an event stream."""
+        return self.patience is not None and self.patience.begun
+
+    def print(self) -> bytes:
+        """The request's fingerprint."""
+        return fingerprint(self.request.path, self.body)
+
+
+async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamResponse:
+    """The engine's answer, passed on byte by byte. Raises EngineDied while no byte of an answer was sent."""
+    request = call.request
     try:
-        upstream, head = await pool.exchange(lease.socket, _request_head(request, len(body)), body)
+        upstream, head = await pool.exchange(lease.socket, _request_head(request, len(call.body)), call.body)
     except (UpstreamGone, WireError) as error:
-        reason = str(error) if isinstance(error, WireError) else await lease.death()
-        raise EngineDied(f"the engine died before it answered: {reason}", fix="try again") from None
+        if isinstance(error, WireError):
+            lease.ended(Outcome.FAILED)
+            reason, untouched = str(error), False
+        else:
+            reason, untouched = await lease.death(call.print()), error.untouched
+        raise EngineDied(
+            f"the engine died before it answered: {reason}", fix="try again", untouched=untouched
+        ) from None
+    lease.began()
+    if call.patience is not None:
+        call.patience.stop()
     try:
-        sink, modern = request.transport, request.version >= HttpVersion11
-        chunked = modern and head.framing is Framing.CHUNKED
-        closing = not request.keep_alive or not (chunked or head.framing is Framing.LENGTH)
-        relayed = Relayed(head.status, keep_alive=not closing)
-        if sink is None:
-            return relayed
-        first = _head_bytes(head, chunked, closing) + _date()
-        strip = head.framing is Framing.CHUNKED and not chunked
-        try:
-            ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=stall_s)
-        except (ClientStalled, ConnectionError):
-            sink.abort()
-            return relayed
-        except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
-            sink.abort()
-            raise
-        if not ended:
-            await _tell_of_death(request, head, lease, chunked)
-            return relayed
-        if chunked:
-            sink.write(_LAST_CHUNK)
-        if head.status == HTTPStatus.OK:
-            lease.completed()
-        return relayed
+        if call.begun and not _is_stream(head):
+            await _refused_late(call, head, upstream, lease)
+            return Relayed(HTTPStatus.OK, keep_alive=False)
+        return await _pass_on(call, head, upstream, lease)
     finally:
         upstream.finish()
+
+
+async def _pass_on(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> web.StreamResponse:
+    request = call.request
+    sink, modern = request.transport, request.version >= HttpVersion11
+    chunked = modern and head.framing is Framing.CHUNKED
+    closing = not request.keep_alive or not (chunked or head.framing is Framing.LENGTH)
+    relayed = Relayed(head.status, keep_alive=not closing)
+    if sink is None:
+        return relayed
+    first = b"" if call.begun else _head_bytes(head, chunked, closing) + _date()
+    strip = head.framing is Framing.CHUNKED and not chunked
+    try:
+        ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
+    except (ClientStalled, ConnectionError):
+        sink.abort()
+        return relayed
+    except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
+        sink.abort()
+        raise
+    if not ended:
+        await _tell_of_death(call, head, lease, chunked)
+        return relayed
+    if chunked:
+        sink.write(_LAST_CHUNK)
+    lease.ended(_outcome(head.status), usage_of(upstream.tail()))
+    return relayed
+
+
+async def _refused_late(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> None:
+    """An error in place of a stream whose head is out already becomes an event of that stream."""
+    body = _Collector()
+    if not await upstream.relay(cast(Any, body), body.drain, first=b"", strip=True, stall_s=call.stall_s):
+        reason = await lease.death(call.print())
+        raise EngineDied(f"the engine died before it answered: {reason}", fix="try again")
+    lease.ended(_outcome(head.status))
+    raise EngineRefused(head.status, bytes(body.content))
+
+
+class _Collector:
+    """Takes a small body in place of a client."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.content += data[: _REFUSAL_BYTES - len(self.content)]
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    async def drain(self) -> None:
+        return None
+
+
+def _is_stream(head: ResponseHead) -> bool:
+    return head.status == HTTPStatus.OK and head.headers.get("content-type", "").startswith("text/event-stream")
+
+
+def _outcome(status: int) -> Outcome:
+    if status < 400:
+        return Outcome.COMPLETE
+    return Outcome.ERROR if status < 500 else Outcome.FAILED
 
 
 class Relayed(web.StreamResponse):
@@ -133,13 +211,13 @@ def _date_of(second: int) -> bytes:
     return f"Date: {email.utils.formatdate(usegmt=True)}\r\n\r\n".encode("ascii")
 
 
-async def _tell_of_death(request: web.BaseRequest, head: ResponseHead, lease: Lease, chunked: bool) -> None:
+async def _tell_of_death(call: Call, head: ResponseHead, lease: Lease, chunked: bool) -> None:
     """End a broken stream so that no client can take it for whole: an error event if it is one, then a cut."""
-    reason = await lease.death()
-    transport = request.transport
+    reason = await lease.death(call.print())
+    transport = call.request.transport
     if transport is None or transport.is_closing():
         return
-    if head.headers.get("content-type", "").startswith("text/event-stream"):
-        event = error_event(EngineDied(f"the engine died while it answered: {reason}", fix="try again"))
+    if _is_stream(head):
+        event = error_event(EngineDied(f"the engine died while it answered: {reason}", fix="try again"), call.api)
         transport.write(frame(event) if chunked else event)
     transport.close()

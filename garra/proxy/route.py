@@ -1,13 +1,21 @@
-"""What a request wants, read from as little of it as possible. Pure."""
+"""What a request wants and who asks, read from as little of it as possible. Pure."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
 import msgspec
 
-from garra.errors import BadRequest, GarraError
+from garra.errors import BadRequest
+from garra.proxy.shapes import Api
+from garra.traffic import ClientKey, Priority, Wish
 
-FORWARDED = ("/v1/chat/completions", "/v1/completions")
+FORWARDED: Mapping[str, Api] = {api.value: api for api in Api}
 """Paths the engine answers itself; bodies and answers pass unchanged."""
+_TOKEN_BYTES = 4.0
+_USUAL_ANSWER_TOKENS = 256.0
+_SHARE_LENGTH = 64
 
 
 class CallHead(msgspec.Struct):
@@ -15,15 +23,6 @@ class CallHead(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
-
-
-class ErrorBody(msgspec.Struct):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    code: str | None = None
-    param: str | None = None
 
 
 _head_decoder = msgspec.json.Decoder(CallHead)
@@ -40,13 +39,40 @@ def read_call(body: bytes) -> CallHead:
     return head
 
 
-def error_body(error: GarraError) -> bytes:
-    """The error as OpenAI's clients expect it."""
-    message = f"{error.what}. Fix: {error.fix}" if error.fix else error.what
-    kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-    return msgspec.json.encode({"error": ErrorBody(message, kind, error.code)})
+def wish_of(
+    profile: str,
+    headers: Mapping[str, str],
+    address: str,
+    length: int,
+    keys: Mapping[str, ClientKey],
+    keyless: Priority,
+) -> Wish:
+    """The wish of a request with these headers from this address. Raises BadRequest.
+
+    A client is its key, else its address; `X-Garra-Client` only divides that share. A key that is not configured is as
+    good as none: any client library sends one. `X-Garra-Priority` asks for a class; the key, or `keyless_priority`, is
+    the best it gets.
+    """
+    client, best = address, keyless
+    if keys and (given := _key(headers)) and (known := keys.get(hashlib.sha256(given.encode()).hexdigest())):
+        client, best = f"key {known.name}", known.priority
+    asked = headers.get("X-Garra-Priority")
+    if asked is None:
+        priority = max(Priority.NORMAL, best)
+    elif asked.upper() in Priority.__members__:
+        priority = max(Priority[asked.upper()], best)
+    else:
+        classes = ", ".join(name.lower() for name in Priority.__members__)
+        raise BadRequest(f'X-Garra-Priority "{asked[:40]}" is no class', fix=f"one of: {classes}")
+    share = headers.get("X-Garra-Client", "")[:_SHARE_LENGTH]
+    return Wish(profile, client, share, priority, length / _TOKEN_BYTES + _USUAL_ANSWER_TOKENS)
 
 
-def error_event(error: GarraError) -> bytes:
-    """The same as a server-sent event, for a stream that has begun; it first ends whatever event was under way."""
-    return b"\n\ndata: " + error_body(error) + b"\n\n"
+def _key(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def fingerprint(path: str, body: bytes) -> bytes:
+    """The identity of what is asked; equal for the same request sent again."""
+    return hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).digest()

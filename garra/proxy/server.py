@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from garra.config import Config
-from garra.errors import EngineDown, Forbidden, GarraError, NotFound, TooLarge
-from garra.ports import Fleet
+from garra.errors import EngineDied, EngineDown, Forbidden, GarraError, NotFound, TooLarge
+from garra.ports import Fleet, Hold
 from garra.proxy import guard
-from garra.proxy.forward import forward
-from garra.proxy.route import FORWARDED, error_body, read_call
+from garra.proxy.forward import Call, Relayed, forward
+from garra.proxy.metrics import METRICS_TYPE, exposition
+from garra.proxy.patience import Patience
+from garra.proxy.route import FORWARDED, fingerprint, read_call, wish_of
+from garra.proxy.shapes import Api, error_body
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import EngineStatus, Phase, Profile
+from garra.traffic import Priority, Wish
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +37,17 @@ class ProxyServer:
     """Handlers of the public listener. Holds no state but its parts."""
 
     def __init__(self, config: Config, fleet: Fleet, pool: UpstreamPool) -> None:
-        self._config = config
         self._fleet = fleet
         self._pool = pool
-        self._hosts = guard.host_allow_list(config.settings.host, config.settings.allowed_hosts)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self.completion for path in FORWARDED}
         self._routes |= {("GET", "/v1/models"): self.models, ("GET", "/health"): self.health}
+        self._routes |= {("GET", "/metrics"): self.metrics}
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Settings for requests from now on."""
+        self._config = config
+        self._hosts = guard.host_allow_list(config.settings.host, config.settings.allowed_hosts)
 
     def web_server(self) -> web.Server:
         """The listener's protocol. Handlers are cancelled when their client leaves, else that would go unnoticed.
@@ -72,13 +82,14 @@ class ProxyServer:
         if handler is None:
             one_model = request.method == "GET" and path.startswith("/v1/models/")
             handler = self.model if one_model else self.unknown
+        api = FORWARDED.get(path, Api.CHAT)
         try:
             return await handler(request)
         except GarraError as error:
-            return render(error)
+            return render(error, api)
         except Exception:
             log.exception("a bug in garra, at %s %s", request.method, path)
-            response = render(GarraError("a bug in garra: see its log"))
+            response = render(GarraError("a bug in garra: see its log"), api)
             response.force_close()
             return response
 
@@ -90,9 +101,51 @@ class ProxyServer:
         except web.HTTPRequestEntityTooLarge:
             limit = self._config.settings.body_limit_mib
             raise TooLarge(f"the request is larger than {limit} MiB", fix="raise body_limit_mib") from None
-        profile = self._config.profile(read_call(body).model or "")
-        async with self._fleet.lease(profile.name) as lease:
-            return await forward(request, body, lease, self._pool, stall_s=self._config.settings.write_stall_s)
+        head = read_call(body)
+        profile = self._config.profile(head.model or "")
+        api = FORWARDED[request.path]
+        wish = self._wish(request, profile, body)
+        hold = self._fleet.lease(wish)
+        settings = self._config.settings
+        patience = None
+        if head.stream:
+            patience = Patience(
+                request,
+                api,
+                profile.name,
+                hold,
+                grace_s=settings.first_byte_grace_s,
+                heartbeat_s=settings.heartbeat_s,
+            )
+        call = Call(request, api, body, patience, settings.write_stall_s)
+        try:
+            return await self._answer(call, hold)
+        except GarraError as error:
+            if not call.begun or patience is None:
+                raise
+            patience.fail(error)
+            return Relayed(200, keep_alive=False)
+        finally:
+            if patience is not None:
+                patience.stop()
+
+    async def _answer(self, call: Call, hold: Hold) -> web.StreamResponse:
+        """The engine's answer. An engine that dies before it said anything costs its request one more try."""
+        try:
+            async with hold as lease:
+                return await forward(call, lease, self._pool)
+        except EngineDied as died:
+            if not died.untouched:
+                raise
+        hold.again(call.print())
+        async with hold as lease:
+            return await forward(call, lease, self._pool)
+
+    def _wish(self, request: web.BaseRequest, profile: Profile, body: bytes) -> Wish:
+        keyless = Priority[self._config.settings.keyless_priority.upper()]
+        address = request.remote or "unknown"
+        wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, keyless)
+        return replace(wish, fingerprint=fingerprint(request.path, body)) if self._fleet.suspicious else wish
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": [self._model(profile) for profile in self._fleet.profiles()]})
@@ -110,8 +163,12 @@ class ProxyServer:
             return _json(body | {"status": "unavailable"}, status=503, headers={"Retry-After": str(_READY_RETRY_S)})
         return _json(body)
 
+    async def metrics(self, request: web.BaseRequest) -> web.Response:
+        """Prometheus's text format; a scrape touches no engine."""
+        return web.Response(body=exposition(self._fleet), headers={"Content-Type": METRICS_TYPE})
+
     async def unknown(self, request: web.BaseRequest) -> web.Response:
-        raise NotFound(f"there is no {request.method} {request.path[:100]} here", fix=f"POST {FORWARDED[0]}")
+        raise NotFound(f"there is no {request.method} {request.path[:100]} here", fix=f"POST {Api.CHAT.value}")
 
     def _model(self, profile: Profile) -> dict[str, Any]:
         status = self._fleet.status(profile.name)
@@ -140,9 +197,9 @@ def _model_state(status: EngineStatus, present: bool) -> str:
             return "unloaded" if present else "not_downloaded"
 
 
-def render(error: GarraError) -> web.Response:
+def render(error: GarraError, api: Api = Api.CHAT) -> web.Response:
     """The error as an HTTP answer."""
-    response = web.Response(status=error.http_status, body=error_body(error), content_type="application/json")
+    response = web.Response(status=error.http_status, body=error_body(error, api), content_type="application/json")
     if isinstance(error, EngineDown) and error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

@@ -8,6 +8,7 @@ seconds, and a request on a kept one that ends with no byte at all is sent once 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -17,13 +18,18 @@ from garra.proxy.wire import MAX_HEAD_BYTES, BodyReader, Framing, ResponseHead, 
 IDLE_LIMIT_S = 4.0  # the engine closes idle connections after 5
 IDLE_CONNECTIONS = 32  # each one holds a thread of the engine (55 kB, measured) until it expires
 HIGH_WATER_BYTES = 64 * 1024
+_TAIL_PIECES = 4
 _JOIN_BYTES = 64 * 1024  # below this, copying is cheaper than a second buffer
 
 Drain = Callable[[], Awaitable[None]]
 
 
 class UpstreamGone(Exception):
-    """The engine's side ended, or could not be reached, before a response head came."""
+    """The engine's side ended, or could not be reached, before a response head came. `untouched`: no byte came."""
+
+    def __init__(self, *, untouched: bool = True) -> None:
+        super().__init__()
+        self.untouched = untouched
 
 
 class ClientStalled(Exception):
@@ -37,6 +43,8 @@ class Upstream(asyncio.Protocol):
         self._pool = pool
         self.socket = socket
         self.idle_since = 0.0
+        self.n_pieces = 0
+        """Pieces of answers that came over this connection: the engine's sign of life."""
         self._transport: asyncio.Transport | None = None
         self._reset()
 
@@ -49,6 +57,7 @@ class Upstream(asyncio.Protocol):
         self._ended: bool | None = None
         self._congested = False
         self._news = asyncio.Event()
+        self._last: deque[bytes] = deque(maxlen=_TAIL_PIECES)
         self.untouched = True
         """No byte of an answer came."""
 
@@ -98,6 +107,10 @@ class Upstream(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def tail(self) -> bytes:
+        """The last few pieces of the body: the engine's own account of the answer is in there."""
+        return b"".join(self._last)
+
     def finish(self) -> None:
         """Give the connection back to the pool if it may be used again, else close it."""
         head = self._head
@@ -132,7 +145,7 @@ class Upstream(asyncio.Protocol):
         if self._sink is not None:
             self._lost()
         if self._head_came is not None and not self._head_came.done():
-            self._head_came.set_exception(UpstreamGone())
+            self._head_came.set_exception(UpstreamGone(untouched=self.untouched))
 
     # -- inside
 
@@ -142,6 +155,7 @@ class Upstream(asyncio.Protocol):
             self.abort()  # nobody asked: a kept connection that speaks is of no use
             return
         self.untouched = False
+        self.n_pieces += 1
         self._buffer += data
         if self._head is None:
             self._look_for_head()
@@ -170,6 +184,8 @@ class Upstream(asyncio.Protocol):
         assert sink is not None
         data = first + reader.feed(data) if first else reader.feed(data)
         if data:
+            self.n_pieces += 1
+            self._last.append(data)
             sink.write(data)
             if sink.get_write_buffer_size() > HIGH_WATER_BYTES:
                 self._congest()
@@ -207,6 +223,7 @@ class UpstreamPool:
         self._open: dict[Path, set[Upstream]] = {}
         self._idle: dict[Path, list[Upstream]] = {}
         self._closed: set[Path] = set()
+        self._past_pieces: dict[Path, int] = {}
 
     async def exchange(self, socket: Path, request: bytes, body: bytes) -> tuple[Upstream, ResponseHead]:
         """A connection on which `request` was answered with this head. The caller must `finish` or `abort` it.
@@ -217,8 +234,8 @@ class UpstreamPool:
         if kept is not None:
             try:
                 return kept, await self._send(kept, request, body)
-            except UpstreamGone:
-                if not kept.untouched:
+            except UpstreamGone as gone:
+                if not gone.untouched:
                     raise
         fresh = await self._connect(socket)
         return fresh, await self._send(fresh, request, body)
@@ -263,6 +280,7 @@ class UpstreamPool:
 
     def forget(self, upstream: Upstream) -> None:
         """The connection is closed."""
+        self._past_pieces[upstream.socket] = self._past_pieces.get(upstream.socket, 0) + upstream.n_pieces
         self._open.get(upstream.socket, set()).discard(upstream)
         idle = self._idle.get(upstream.socket, [])
         if upstream in idle:
@@ -274,6 +292,10 @@ class UpstreamPool:
         for upstream in list(self._open.pop(socket, ())):
             upstream.abort()
         self._idle.pop(socket, None)
+
+    def activity(self, socket: Path) -> int:
+        """Pieces of answers that came from this engine so far."""
+        return self._past_pieces.get(socket, 0) + sum(upstream.n_pieces for upstream in self._open.get(socket, ()))
 
     def close_all(self) -> None:
         """Abort everything."""

@@ -1,79 +1,65 @@
-"""All engines: who may talk to which, and which one is in memory.
+"""All engines: who may talk to which, and which are in memory.
 
-One engine is resident at a time. Requests wait in one queue, first come, first served: when its head wants the resident
-model it is let through, when it wants another the resident one is drained and stopped first. Every decision is taken in
-one synchronous function, `_settle`, which runs after everything that happens; it is the only writer of the queue and of
-the lease counts.
+Everything that happens goes through `post`, one event after the other; `schedule.decide` says what is to be done and
+this file does it. It is the only writer of the scheduler's state. Nothing here decides and nothing in `post` awaits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from garra.errors import EngineDown, GarraError, ModelNotPresent, ShuttingDown
-from garra.ports import Clock, Connections, EngineHttp, Spawner, Timer
-from garra.spec import HOPELESS, Cause, EngineStatus, LaunchPlan, Phase, Profile
-from garra.supervisor.machine import COOLDOWN_S, Drained, Served, Unwanted, Wanted
+from garra.errors import EngineDied, ModelNotPresent
+from garra.events import Fact
+from garra.ports import Clock, Connections, EngineHttp, Memory, Spawner, Timer
+from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Profile
+from garra.supervisor import happenings as do
+from garra.supervisor import machine as life
+from garra.supervisor.chores import Chores
+from garra.supervisor.lease import RunnerLease
+from garra.supervisor.model import DOWN, LoadWish
+from garra.supervisor.queue import Ticket
+from garra.supervisor.records import State
 from garra.supervisor.runner import Runner
-
-log = logging.getLogger(__name__)
-
-_DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
-_DOWN = (Phase.COLD, Phase.FAILED)
-
-
-class _Ticket:
-    """One wish in the queue: a lease for a request, or only that the engine be loaded (`insist`)."""
-
-    __slots__ = ("granted", "insist", "profile", "tried")
-
-    def __init__(self, profile: str, *, insist: bool = False) -> None:
-        self.profile = profile
-        self.insist = insist
-        self.tried = False
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-class _Lease:
-    """What `lease()` yields; see ports.Lease."""
-
-    __slots__ = ("_runner", "socket")
-
-    def __init__(self, runner: Runner, socket: Path) -> None:
-        self._runner = runner
-        self.socket = socket
-
-    def completed(self) -> None:
-        if self._runner.machine.attempts:
-            self._runner.post(Served())
-
-    async def death(self) -> str:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DEATH_NEWS_S):
-                await self._runner.gone.wait()
-        return self._runner.machine.detail or "it closed the connection"
+from garra.supervisor.schedule import decide
+from garra.tally import Tally
+from garra.traffic import Outcome, WaitNews, Wish
 
 
 class _Hold:
     """`async with` over one lease. A class, not a generator: it stands in the way of every request."""
 
-    __slots__ = ("_fleet", "_profile")
+    __slots__ = ("_again", "_fleet", "_lease", "_ticket")
 
-    def __init__(self, fleet: EngineFleet, profile: str) -> None:
+    def __init__(self, fleet: EngineFleet, wish: Wish) -> None:
         self._fleet = fleet
-        self._profile = profile
+        self._ticket = Ticket(wish, fleet.now())
+        self._lease: RunnerLease | None = None
+        self._again = False
 
-    async def __aenter__(self) -> _Lease:
-        return await self._fleet.enter(self._profile)
+    async def __aenter__(self) -> RunnerLease:
+        self._lease = await self._fleet.enter(self._ticket, again=self._again)
+        return self._lease
 
-    async def __aexit__(self, *_: object) -> None:
-        self._fleet.leave(self._profile)
+    async def __aexit__(self, *exc: object) -> None:
+        lease = self._lease
+        assert lease is not None
+        if lease.outcome is None and isinstance(exc[1], EngineDied):
+            lease.outcome = Outcome.DIED
+        self._fleet.leave(self._ticket, lease)
+
+    def again(self, fingerprint: bytes) -> None:
+        before = self._ticket
+        wish = replace(before.wish, fingerprint=fingerprint)
+        self._ticket = Ticket(wish, before.arrived, before.number)
+        self._again = True
+
+    def news(self) -> WaitNews:
+        return self._fleet.news(self._ticket)
 
 
 class EngineFleet:
@@ -83,72 +69,73 @@ class EngineFleet:
         self,
         profiles: Mapping[str, Profile],
         drain_s: float,
+        budget_mib: int,
         *,
         make_plan: Callable[[Profile], LaunchPlan],
         locate: Callable[[str], Path | None],
         spawner: Spawner,
         http: EngineHttp,
         connections: Connections,
+        memory: Memory,
         clock: Clock,
+        tell: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
-        self._profiles = profiles
+        self._profiles = dict(profiles)
+        self._drain_s = drain_s
+        self._make_plan = make_plan
         self._locate = locate
+        self._spawner = spawner
+        self._http = http
+        self._connections = connections
         self._clock = clock
-        self._queue: deque[_Ticket] = deque()
-        self._held: Counter[str] = Counter()
-        self._idle: dict[str, Timer] = {}
-        self._mortal = [name for name, profile in profiles.items() if profile.idle_ttl_s > 0]
-        self._closing = False
-        self._settling = False
-        self._unsettled = False
+        self._tell = tell
+        self._state = State(budget_mib)
+        self._inbox: deque[do.Event] = deque()
+        self._deciding = False
+        self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
+        self._held: dict[Ticket, RunnerLease] = {}
+        self._wake: Timer | None = None
         self._all_down = asyncio.Event()
-        self._runners = {
-            name: Runner(
-                profile,
-                drain_s,
-                make_plan=make_plan,
-                spawner=spawner,
-                http=http,
-                connections=connections,
-                clock=clock,
-                on_change=self._settle,
-            )
-            for name, profile in profiles.items()
-        }
-        self._loops: list[asyncio.Task[None]] = []
+        self._runners: dict[str, Runner] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._chores = Chores(self.post, http=http, connections=connections, memory=memory, clock=clock)
 
     async def __aenter__(self) -> EngineFleet:
-        loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(r.run(), name=f"runner {name}") for name, r in self._runners.items()]
+        self.configure(self._profiles, self._drain_s, self._state.budget_mib)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._closing = True
-        for task in self._loops:
+        await self._chores.close()
+        for task in self._loops.values():
             task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        for timer in self._idle.values():
-            timer.cancel()
+        await asyncio.gather(*self._loops.values(), return_exceptions=True)
+        if self._wake is not None:
+            self._wake.cancel()
 
     # -- the port
 
-    def lease(self, profile: str) -> _Hold:
-        return _Hold(self, profile)
+    def lease(self, wish: Wish) -> _Hold:
+        return _Hold(self, wish)
+
+    @property
+    def suspicious(self) -> bool:
+        return bool(self._state.blame)
 
     def load(self, profile: str) -> asyncio.Future[None]:
-        self._admit(profile)
-        ticket = _Ticket(profile, insist=True)
-        ticket.granted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need await it
-        self._queue.append(ticket)
-        self._settle()
-        return ticket.granted
+        self._require_file(profile)
+        wish = LoadWish(profile, self.now())
+        loaded = asyncio.get_running_loop().create_future()
+        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need await it
+        self._answers[wish] = loaded
+        self.post(do.Insisted(wish, self.now()))
+        return loaded
 
     def unload(self, profile: str) -> None:
-        for ticket in self._queue:
-            if ticket.profile == profile and ticket.insist and not ticket.granted.done():
-                ticket.granted.set_exception(EngineDown(f"{profile} was unloaded while it loaded"))
-        self._runners[profile].post(Unwanted(Cause.REQUESTED))
-        self._settle()
+        self.post(do.Dismissed(profile, self.now()))
+
+    def pin(self, profile: str, pinned: bool) -> None:
+        self.post(do.Pinned(profile, pinned, self.now()))
+        self._tell(Fact("pinned", profile, "on" if pinned else "off"))
 
     def profiles(self) -> Sequence[Profile]:
         return tuple(self._profiles.values())
@@ -156,145 +143,173 @@ class EngineFleet:
     def present(self, profile: str) -> bool:
         return self._locate(self._profiles[profile].model) is not None
 
+    def tally(self, profile: str) -> Tally:
+        return self._state.models[profile].tally
+
     def status(self, profile: str) -> EngineStatus:
-        waiting = sum(1 for ticket in self._queue if ticket.profile == profile and not ticket.insist)
-        return self._runners[profile].status(leases=self._held[profile], waiting=waiting)
+        model = self._state.models[profile]
+        return replace(
+            self._runners[profile].status(),
+            leases=len(model.leases),
+            lingering=model.lingering,
+            waiting=model.queue.n,
+            max_queue=model.profile.max_queue,
+            pinned=model.pinned,
+        )
+
+    def configure(self, profiles: Mapping[str, Profile], drain_s: float, budget_mib: int) -> None:
+        """These are the profiles from now on; engines whose profile did not change are not touched."""
+        self._profiles, self._drain_s = dict(profiles), drain_s
+        for name, profile in profiles.items():
+            if name not in self._runners:
+                self._employ(profile)
+        self.post(do.Configured(dict(profiles), budget_mib, self.now()))
 
     async def close(self) -> None:
         """Refuse newcomers, let running answers end (as long as the drain allows), stop every engine."""
-        self._closing = True
-        for ticket in self._queue:
-            if not ticket.granted.done():
-                ticket.granted.set_exception(ShuttingDown("garra is shutting down", retry_after_s=5))
-        self._queue.clear()
-        for runner in self._runners.values():
-            runner.post(Unwanted(Cause.REQUESTED))
-        self._settle()
+        self.post(do.Closing(self.now()))
         await self._all_down.wait()
 
-    # -- decisions
+    # -- for holds
 
-    def _admit(self, profile: str) -> Runner:
-        if self._closing:
-            raise ShuttingDown("garra is shutting down", retry_after_s=5)
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
+        """Wait for a lease; whoever got one must `leave` once."""
+        runner = self._require_file(ticket.wish.profile)
+        event: do.Event = do.Arrived(ticket, self.now(), again)
+        while True:
+            granted = self._answers[ticket] = asyncio.get_running_loop().create_future()
+            self.post(event)
+            await self._wait_for(granted, ticket)
+            if runner.process is not None and runner.phase is Phase.READY:
+                lease = self._held[ticket] = RunnerLease(runner, runner.process.socket)
+                return lease
+            event = do.Returned(ticket, self.now())  # it died in the breath between the grant and now
+
+    def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
+        """The end of a lease, however it came. Never awaits."""
+        self._held.pop(ticket, None)
+        outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
+        if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
+            watch.learn(usage.n_prompt, usage.prompt_ms)
+        tokens = usage.tokens if usage is not None else None
+        self.post(do.Ended(ticket, outcome, self.now(), tokens, lease.blamed))
+
+    def news(self, ticket: Ticket) -> WaitNews:
+        model = self._state.models.get(ticket.wish.profile)
+        if model is None or ticket.granted is not None:
+            return WaitNews(0, Phase.READY)
+        return WaitNews(model.queue.position(ticket), model.phase, self._runners[model.name].load_fraction())
+
+    async def _wait_for(self, granted: asyncio.Future[None], ticket: Ticket) -> None:
+        if granted.done():
+            granted.result()
+            return
+        try:
+            await granted
+        except asyncio.CancelledError:
+            self._answers.pop(ticket, None)
+            if ticket.granted is not None:  # in the same breath in which its client left: the engine never saw it
+                self.post(do.Ended(ticket, Outcome.LEFT, self.now(), asked=False))
+            elif granted.cancelled():
+                self.post(do.Left(ticket, self.now()))
+            raise
+
+    def _require_file(self, profile: str) -> Runner:
+        """The profile's runner. Raises ModelNotPresent when the engine would have to be started and cannot be."""
         runner = self._runners[profile]
-        if runner.phase in _DOWN and not self.present(profile):
+        if runner.phase in DOWN and profile in self._profiles and not self.present(profile):
             raise ModelNotPresent(f"the model of {profile} is not on this machine", fix=f"garra pull {profile}")
         return runner
 
-    async def enter(self, profile: str) -> _Lease:
-        """Wait for a lease; whoever got one must `leave` once."""
-        runner = self._admit(profile)
-        while True:
-            if self._queue or runner.phase is not Phase.READY:
-                await self._wait_in_queue(profile)
-            else:
-                self._grant(profile)
-            if runner.process is not None:
-                return _Lease(runner, runner.process.socket)
-            self.leave(profile)  # it died in the breath between the grant and now: wait for the next one
+    # -- events and effects
 
-    def leave(self, profile: str) -> None:
-        """The end of a lease, however it came. Never awaits."""
-        self._held[profile] -= 1
-        if not self._held[profile] or self._queue:
-            self._settle()
-
-    async def _wait_in_queue(self, profile: str) -> None:
-        ticket = _Ticket(profile)
-        self._queue.append(ticket)
-        self._settle()
-        try:
-            await ticket.granted
-        except asyncio.CancelledError:
-            if not ticket.granted.cancelled() and ticket.granted.done() and ticket.granted.exception() is None:
-                self.leave(profile)  # granted in the same breath in which its client left
-            else:
-                ticket.granted.cancel()
-                with contextlib.suppress(ValueError):
-                    self._queue.remove(ticket)
-                self._settle()
-            raise
-
-    def _grant(self, profile: str) -> None:
-        self._held[profile] += 1
-        if profile in self._idle:
-            self._idle.pop(profile).cancel()
-
-    def _settle(self) -> None:
-        """Decide all that can be decided now. Re-entered when it changes a runner's phase: then it goes round again."""
-        self._unsettled = True
-        if self._settling:
+    def post(self, event: do.Event) -> None:
+        """Decide and act. Entered again from within, it only takes down what happened: the outer call goes on."""
+        self._inbox.append(event)
+        if self._deciding:
             return
-        self._settling = True
+        self._deciding = True
         try:
-            while self._unsettled:
-                self._unsettled = False
-                self._serve_queue()
-                self._finish_drains()
-                self._watch_idle()
+            while self._inbox:
+                for effect in decide(self._state, self._inbox.popleft()):
+                    self._perform(effect)
         finally:
-            self._settling = False
-        if self._closing and all(runner.phase in _DOWN for runner in self._runners.values()):
+            self._deciding = False
+        if self._state.closing and all(runner.phase in DOWN for runner in self._runners.values()):
             self._all_down.set()
 
-    def _serve_queue(self) -> None:
-        """1. A ready engine takes the head. 2. A broken one refuses it. 3. A cold one is loaded once its place is free.
-        4. Anything else: the head waits, and so do those behind it."""
-        while self._queue:
-            ticket = self._queue[0]
-            runner = self._runners[ticket.profile]
-            if ticket.granted.done():
-                pass
-            elif runner.phase is Phase.READY:
-                if not ticket.insist:
-                    self._grant(ticket.profile)
-                ticket.granted.set_result(None)
-            elif runner.phase is Phase.FAILED and (ticket.tried or not ticket.insist):
-                ticket.granted.set_exception(_refusal(runner))
-            else:
-                self._bring_up(ticket, runner)
-                return
-            self._queue.popleft()
+    def _perform(self, effect: do.Effect) -> None:
+        match effect:
+            case do.Grant(who) | do.Fulfil(who):
+                if (answer := self._answers.pop(who, None)) is not None and not answer.done():
+                    answer.set_result(None)
+            case do.Refuse(who, error):
+                if (answer := self._answers.pop(who, None)) is not None and not answer.done():
+                    answer.set_exception(error)
+            case do.Load(profile, insist):
+                self._runners[profile].post(life.Wanted(insist=insist))
+            case do.Stop(profile, cause):
+                self._chores.about_to_stop(self._runners[profile])
+                self._runners[profile].post(life.Unwanted(cause))
+                if cause is Cause.EVICTED:
+                    self._tell(Fact("swap", profile, "makes room"))
+            case do.Drained(profile):
+                self._runners[profile].post(life.Drained())
+            case do.Reclaim(profile):
+                self._chores.reclaim(profile)
+            case do.ReadAhead(profile):
+                self._chores.read_ahead(profile, partial(self._make_plan, self._runners[profile].profile))
+            case do.WatchSlots(profile):
+                answering = partial(self._n_answering, profile)
+                self._chores.watch_slots(self._runners[profile], self._state.models[profile], answering)
+            case do.Examine(profile, n_failed):
+                self._chores.examine(self._runners[profile], n_failed)
+            case do.Reprofile(profile):
+                self._runners[profile.name].reprofile(profile, self._drain_s)
+            case do.Forget(profile):
+                self._dismiss(profile)
+            case do.Wake(at):
+                self._set_alarm(at)
 
-    def _bring_up(self, ticket: _Ticket, runner: Runner) -> None:
-        if runner.phase in (Phase.LOADING, Phase.BACKOFF) and not (ticket.insist and not ticket.tried):
-            return
-        if runner.phase in (*_DOWN, Phase.BACKOFF):
-            others = [other for other in self._runners.values() if other is not runner and other.phase not in _DOWN]
-            for other in others:
-                if other.phase in (Phase.READY, Phase.BACKOFF) and not self._held[other.profile.name]:
-                    other.post(Unwanted(Cause.EVICTED))
-            if any(other.phase not in _DOWN for other in others):
-                return
-        ticket.tried = True
-        runner.post(Wanted(insist=ticket.insist))
+    def _set_alarm(self, at: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if at != float("inf"):
+            delay_s = max(0.0, at - self.now())
+            self._wake = self._clock.call_later(delay_s, lambda: self.post(do.Ticked(self.now())))
 
-    def _finish_drains(self) -> None:
-        for name, runner in self._runners.items():
-            if runner.phase is Phase.DRAINING and not self._held[name]:
-                runner.post(Drained())
+    def _n_answering(self, profile: str) -> int:
+        return sum(lease.answering for ticket, lease in self._held.items() if ticket.wish.profile == profile)
 
-    def _watch_idle(self) -> None:
-        """An idle clock runs for every ready engine nobody holds, if its profile wants one."""
-        for name in self._mortal:
-            runner = self._runners[name]
-            idle = runner.phase is Phase.READY and not self._held[name]
-            if idle and name not in self._idle:
-                self._idle[name] = self._clock.call_later(runner.profile.idle_ttl_s, partial(self._unload_idle, runner))
-            elif not idle and name in self._idle:
-                self._idle.pop(name).cancel()
+    def _employ(self, profile: Profile) -> None:
+        runner = self._runners[profile.name] = Runner(
+            profile,
+            self._drain_s,
+            make_plan=self._make_plan,
+            spawner=self._spawner,
+            http=self._http,
+            connections=self._connections,
+            clock=self._clock,
+            on_change=partial(self._changed, profile.name),
+        )
+        loop = asyncio.get_running_loop()
+        self._loops[profile.name] = loop.create_task(runner.run(), name=f"runner {profile.name}")
 
-    def _unload_idle(self, runner: Runner) -> None:
-        self._idle.pop(runner.profile.name, None)
-        if runner.phase is Phase.READY and not self._held[runner.profile.name]:
-            runner.post(Unwanted(Cause.IDLE))
+    def _dismiss(self, name: str) -> None:
+        self._runners.pop(name, None)
+        if (loop := self._loops.pop(name, None)) is not None:
+            loop.cancel()
 
-
-def _refusal(runner: Runner) -> GarraError:
-    """Why a request cannot be served by this engine, as its client is told."""
-    m, name = runner.machine, runner.profile.name
-    fix = f"garra logs {name}; then: garra up {name}"
-    if m.cause in HOPELESS:
-        return EngineDown(f"{name} cannot be loaded ({m.cause}): {m.detail}", fix=fix)
-    return EngineDown(f"{name} is down ({m.cause}): {m.detail}", fix=fix, retry_after_s=int(COOLDOWN_S))
+    def _changed(self, name: str) -> None:
+        """A runner's engine is in another phase."""
+        runner = self._runners[name]
+        m = runner.machine
+        if m.phase is Phase.READY:
+            self._chores.keep_watch(runner, self._state.models[name])
+        slots = runner.props.slots if runner.props is not None else 0
+        self._tell(Fact("phase", name, m.phase + (f" ({m.cause}) {m.detail}".rstrip() if m.cause else "")))
+        self.post(do.PhaseChanged(name, m.phase, self.now(), m.cause, m.detail, slots))

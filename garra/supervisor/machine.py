@@ -72,6 +72,14 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """It runs, but gives no tokens any more."""
+
+    cause: Cause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The last lease ended."""
 
@@ -96,7 +104,7 @@ class Elapsed:
     epoch: int
 
 
-Event = Wanted | Unwanted | Healthy | Progressed | Verified | Rejected | Drained | Served | Exited | Elapsed
+Event = Wanted | Unwanted | Healthy | Progressed | Verified | Rejected | Broken | Drained | Served | Exited | Elapsed
 
 
 # ---- effects
@@ -163,8 +171,6 @@ class Machine:
     detail: str = ""
     attempts: int = 0
     """Failed starts and crashes since the last completed answer."""
-    again: bool = False
-    """Wanted once more while it was on its way out."""
     story: tuple[str, ...] = ()
     """The last transitions, for the error that should never happen."""
 
@@ -177,7 +183,6 @@ class Machine:
             epoch=self.epoch + 1,
             cause=cause,
             detail=detail,
-            again=False,
             story=(*self.story, line)[-_STORY_LENGTH:],
         )
 
@@ -227,18 +232,17 @@ def step(m: Machine, event: Event) -> Step:
         case Phase.LOADING, Unwanted(cause):
             return _stop(m, event, cause)
         case Phase.DRAINING, Drained():
-            return _stop(m, event, m.cause or Cause.REQUESTED, again=m.again)
+            return _stop(m, event, m.cause or Cause.REQUESTED)
         case Phase.DRAINING, Elapsed(Timer.DRAIN, epoch) if epoch == m.epoch:
-            return _stop(m, event, m.cause or Cause.REQUESTED, again=m.again)
+            return _stop(m, event, m.cause or Cause.REQUESTED)
+        case Phase.READY, Broken(cause, detail):
+            return _kill(m, event, cause, detail)
+        case Phase.DRAINING, Broken():
+            return _kill(m, event, m.cause or Cause.REQUESTED)
         case Phase.STOPPING, Elapsed(Timer.GRACE, epoch) if epoch == m.epoch:
             return m, (Signal(signal.SIGKILL),)
-        case Phase.DRAINING | Phase.STOPPING, Wanted():
-            return replace(m, again=True), ()
-        case Phase.DRAINING, Unwanted():
-            return replace(m, again=False), ()
         case Phase.STOPPING, Unwanted(cause):
-            kept = m.cause if m.cause in ORDERLY else cause
-            return replace(m, again=False, cause=kept), ()
+            return replace(m, cause=m.cause if m.cause in ORDERLY else cause), ()
         case Phase.BACKOFF | Phase.FAILED, Unwanted(cause):
             return m.to(Phase.COLD, event, cause), ()
 
@@ -248,23 +252,21 @@ def step(m: Machine, event: Event) -> Step:
         case Phase.READY, Exited(gone):
             return _failed(m, event, gone.cause, str(gone))
         case Phase.DRAINING, Exited(gone):
-            return _gone(m, event, m.cause or Cause.REQUESTED, str(gone))
+            return m.to(Phase.COLD, event, m.cause or Cause.REQUESTED, str(gone)), ()
         case Phase.STOPPING, Exited() if m.cause in ORDERLY:
-            return _gone(m, event, m.cause or Cause.REQUESTED)
+            return m.to(Phase.COLD, event, m.cause or Cause.REQUESTED), ()
         case Phase.STOPPING, Exited():
             return _failed(m, event, m.cause or Cause.START_FAILED, m.detail)
 
         # -- nothing to do
         case _, Served():
             return replace(m, attempts=0), ()
-        case Phase.LOADING | Phase.READY | Phase.BACKOFF | Phase.FAILED, Wanted():
-            return m, ()
-        case Phase.COLD, Unwanted():
+        case Phase.COLD | Phase.DRAINING, Unwanted():
             return m, ()
         case Phase.FAILED, Exited():
             return m, ()  # failed by a bug in garra while its process lived
-        case _, Elapsed() | Healthy() | Progressed() | Verified() | Rejected() | Drained():
-            return m, ()  # a timer, a probe or a lease that lost its race
+        case _, Elapsed() | Healthy() | Progressed() | Verified() | Rejected() | Drained() | Broken() | Wanted():
+            return m, ()  # a timer, a probe, a lease or a wish that lost its race
     raise IllegalEvent(m, event)
 
 
@@ -273,15 +275,15 @@ def _load(m: Machine, event: Event) -> Step:
     return n, (Spawn(), Probe(), Arm(Timer.LOAD, m.limits.load_s, n.epoch))
 
 
-def _stop(m: Machine, event: Event, cause: Cause, detail: str = "", *, again: bool = False) -> Step:
-    n = replace(m.to(Phase.STOPPING, event, cause, detail), again=again)
+def _kill(m: Machine, event: Event, cause: Cause, detail: str = "") -> Step:
+    """No politeness for an engine that hears nothing."""
+    n = m.to(Phase.STOPPING, event, cause, detail)
+    return n, (Disconnect(), Signal(signal.SIGKILL))
+
+
+def _stop(m: Machine, event: Event, cause: Cause, detail: str = "") -> Step:
+    n = m.to(Phase.STOPPING, event, cause, detail)
     return n, (Disconnect(), Signal(signal.SIGTERM), Arm(Timer.GRACE, m.limits.grace_s, n.epoch))
-
-
-def _gone(m: Machine, event: Event, cause: Cause, detail: str = "") -> Step:
-    if m.again:
-        return _load(m, event)
-    return m.to(Phase.COLD, event, cause, detail), ()
 
 
 def _failed(m: Machine, event: Event, cause: Cause, detail: str) -> Step:

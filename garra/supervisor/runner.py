@@ -53,8 +53,7 @@ class Runner:
         self._connections = connections
         self._clock = clock
         self._on_change = on_change
-        limits = life.Limits(load_s=profile.load_timeout_s, drain_s=drain_s, grace_s=profile.stop_grace_s)
-        self._machine = Machine(limits=limits)
+        self._machine = Machine(limits=_limits(profile, drain_s))
         self._since = clock.now()
         self._effects: asyncio.Queue[life.Effect] = asyncio.Queue()
         self._timers: dict[life.Timer, TimerHandle] = {}
@@ -65,6 +64,8 @@ class Runner:
         self._gone = asyncio.Event()
         self._gone.set()
         self._restarts = 0
+        self.prompt_s_per_token = 0.0
+        """Seconds of prefill per token, by the warm-up: slower than any real batch."""
 
     @property
     def phase(self) -> Phase:
@@ -75,6 +76,16 @@ class Runner:
         return self._machine
 
     @property
+    def props(self) -> EngineProps | None:
+        """What the READY engine said it is."""
+        return self._props
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        """What the engine was started with."""
+        return self._plan
+
+    @property
     def process(self) -> EngineProcess | None:
         """The engine's process, while there is one."""
         return self._process
@@ -83,6 +94,11 @@ class Runner:
     def gone(self) -> asyncio.Event:
         """Set while there is no process."""
         return self._gone
+
+    def reprofile(self, profile: Profile, drain_s: float) -> None:
+        """The next start uses this profile; its waits count from now on."""
+        self.profile = profile
+        self._machine = replace(self._machine, limits=_limits(profile, drain_s))
 
     def post(self, event: life.Event) -> None:
         """Tell the machine what happened; what it asks for is done by `run`, in order."""
@@ -196,7 +212,7 @@ class Runner:
             if props.model_path != str(plan.model_path):
                 self.post(life.Rejected(f"planned {plan.model_path}, the engine has {props.model_path}"))
                 return
-            await self._http.warm_up(process.socket)
+            self.prompt_s_per_token = await self._http.warm_up(process.socket)
         except GarraError as error:
             self.post(life.Rejected(error.what))
             return
@@ -239,26 +255,33 @@ class Runner:
             )
         return tuple(notes)
 
-    def status(self, *, leases: int, waiting: int) -> EngineStatus:
-        """What there is to know now."""
-        m, process, plan, props = self._machine, self._process, self._plan, self._props
+    def load_fraction(self) -> float | None:
+        """How much of the file is in memory while it loads, 0 to 0.99."""
+        process, plan = self._process, self._plan
         rss = process.rss_bytes() if process is not None else None
-        fraction = None
-        if m.phase is Phase.LOADING and rss is not None and plan is not None:
-            fraction = min(0.99, rss / max(1, plan.model_path.stat().st_size)) if plan.model_path.exists() else None
+        if self.phase is not Phase.LOADING or rss is None or plan is None or not plan.model_path.exists():
+            return None
+        return min(0.99, rss / max(1, plan.model_path.stat().st_size))
+
+    def status(self) -> EngineStatus:
+        """What there is to know of the engine itself; the fleet adds who uses it."""
+        m, process, props = self._machine, self._process, self._props
+        rss = process.rss_bytes() if process is not None else None
         return EngineStatus(
             profile=self.profile.name,
             phase=m.phase,
             cause=m.cause,
             detail=m.detail,
             since_s=self._clock.now() - self._since,
-            load_fraction=fraction,
+            load_fraction=self.load_fraction(),
             pid=process.pid if process is not None else None,
             slots=props.slots if props is not None else self.profile.slots,
             slot_context=props.slot_context if props is not None else self.profile.context,
-            leases=leases,
-            waiting=waiting,
             restarts=self._restarts,
             rss_mib=rss // MIB if rss is not None else None,
             warnings=self.warnings(),
         )
+
+
+def _limits(profile: Profile, drain_s: float) -> life.Limits:
+    return life.Limits(load_s=profile.load_timeout_s, drain_s=drain_s, grace_s=profile.stop_grace_s)

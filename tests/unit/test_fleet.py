@@ -16,6 +16,7 @@ from garra.ports import Lease
 from garra.spec import Cause, Phase
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.machine import MAX_ATTEMPTS
+from garra.traffic import Outcome, Wish
 from tests.fakes import FakeClock, FakeEngines, plan_for, profiles, settle
 
 
@@ -28,24 +29,27 @@ class Stage:
         self.clock = clock
         self.order: list[str] = []
 
-    def request(self, profile: str, label: str = "") -> Request:
-        return Request(self, profile, label or profile)
+    def request(self, profile: str, label: str = "", wish: Wish | None = None) -> Request:
+        return Request(self, profile, label or profile, wish)
 
 
 class Request:
     """One lease, held until released."""
 
-    def __init__(self, stage: Stage, profile: str, label: str) -> None:
+    def __init__(self, stage: Stage, profile: str, label: str, wish: Wish | None) -> None:
+        self.wish = wish or Wish(profile)
+        self.outcome = Outcome.COMPLETE
         self.release = asyncio.Event()
         self.lease: Lease | None = None
         self._stage = stage
         self.task = asyncio.ensure_future(self._run(profile, label))
 
     async def _run(self, profile: str, label: str) -> None:
-        async with self._stage.fleet.lease(profile) as lease:
+        async with self._stage.fleet.lease(self.wish) as lease:
             self.lease = lease
             self._stage.order.append(label)
             await self.release.wait()
+            lease.ended(self.outcome)
 
     @property
     def granted(self) -> bool:
@@ -57,16 +61,19 @@ class Request:
 
 
 @contextlib.asynccontextmanager
-async def stage(*names: str, present: bool = True, **changes: object) -> AsyncIterator[Stage]:
+async def stage(*names: str, present: bool = True, budget_mib: int = 1000, **changes: object) -> AsyncIterator[Stage]:
     engines, clock = FakeEngines(), FakeClock()
+    changes = {"slots": 8, "min_resident_s": 0, "max_wait_s": 0, "mode": "high_throughput"} | changes
     fleet = EngineFleet(
         profiles(*names, **changes),
         10.0,
+        budget_mib,
         make_plan=plan_for,
         locate=lambda model: Path(model) if present else None,
         spawner=engines,
         http=engines,
         connections=engines,
+        memory=engines,
         clock=clock,
     )
     async with fleet:
@@ -97,7 +104,7 @@ async def test_a_swap_waits_for_running_answers_and_closes_before_it_stops() -> 
         await first.done()
         await settle()
         assert second.granted
-        assert s.engines.log[:3] == ["spawn a", "close a", "spawn b"]
+        assert s.engines.log[:4] == ["spawn a", "read ahead b", "close a", "spawn b"]
         assert s.engines.alive() == ["b"]
         await second.done()
         await settle()
@@ -153,7 +160,7 @@ async def test_a_crashed_engine_comes_back_for_those_who_wait() -> None:
         assert request.lease is not None
         s.engines.spawned[0].end(signum=signal.SIGKILL)
         await settle()
-        assert await request.lease.death() == "last words (ended by SIGKILL)"
+        assert await request.lease.death(b"x") == "last words (ended by SIGKILL)"
         await request.done()
         waiting = s.request("a")
         await settle()

@@ -8,7 +8,8 @@ import pytest
 
 from garra.errors import BadRequest, UnknownModel
 from garra.proxy.guard import host_allow_list, objection
-from garra.proxy.route import error_body, error_event, read_call
+from garra.proxy.route import read_call
+from garra.proxy.shapes import error_body, error_event
 
 LOOPBACK = host_allow_list("127.0.0.1", ["box.lan"])
 

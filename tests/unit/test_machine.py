@@ -13,6 +13,7 @@ from garra.spec import HOPELESS, ORDERLY, Cause, EngineExit, Phase
 from garra.supervisor.machine import (
     MAX_ATTEMPTS,
     Arm,
+    Broken,
     Disconnect,
     Drained,
     Effect,
@@ -52,6 +53,7 @@ SAMPLES: dict[str, Event] = {
     "Progressed": Progressed(),
     "Verified": Verified(),
     "Rejected": Rejected("2 slots instead of 4"),
+    "Broken(stalled)": Broken(Cause.STALLED, "stuck"),
     "Drained": Drained(),
     "Served": Served(),
     "Exited(crash)": gone(),
@@ -72,9 +74,8 @@ def starts() -> dict[str, Machine]:
         "loading (4 failures)": replace(base, phase=Phase.LOADING, attempts=MAX_ATTEMPTS - 1),
         "ready": replace(base, phase=Phase.READY),
         "draining": replace(base, phase=Phase.DRAINING, cause=Cause.EVICTED),
-        "draining (again)": replace(base, phase=Phase.DRAINING, cause=Cause.EVICTED, again=True),
         "stopping (evicted)": replace(stopping, cause=Cause.EVICTED),
-        "stopping (evicted, again)": replace(stopping, cause=Cause.EVICTED, again=True),
+        "stopping (stalled)": replace(stopping, cause=Cause.STALLED),
         "stopping (load_timeout)": replace(stopping, cause=Cause.LOAD_TIMEOUT),
         "backoff": replace(base, phase=Phase.BACKOFF, attempts=1, cause=Cause.CRASH),
         "failed": replace(base, phase=Phase.FAILED, cause=Cause.BAD_MODEL),
@@ -112,9 +113,7 @@ def table() -> str:
                 continue
             if after == machine and not effects:
                 continue
-            next_phase = (
-                f"{after.phase}" + (f" ({after.cause})" if after.cause else "") + (" again" if after.again else "")
-            )
+            next_phase = f"{after.phase}" + (f" ({after.cause})" if after.cause else "")
             lines.append(f"| {phase} | {name} | {next_phase} | {', '.join(map(tell, effects))} |")
     return "\n".join(lines) + "\n"
 
@@ -191,12 +190,11 @@ def test_progress_moves_the_deadline() -> None:
     assert effects[:2] == (Disconnect(), Signal(signal.SIGTERM))
 
 
-def test_wanted_again_while_it_stops_starts_it_again() -> None:
-    m, _ = step(Machine(phase=Phase.LOADING), Unwanted(Cause.EVICTED))
-    m, _ = step(m, Wanted())
-    m, effects = step(m, gone())
-    assert m.phase is Phase.LOADING
-    assert effects[0] == Spawn()
+def test_an_engine_that_hears_nothing_is_killed_at_once_and_comes_back() -> None:
+    m, effects = step(Machine(phase=Phase.READY), Broken(Cause.STALLED, "no token for 30 s"))
+    assert effects == (Disconnect(), Signal(signal.SIGKILL))
+    m, _ = step(m, gone())
+    assert (m.phase, m.cause, m.detail) == (Phase.BACKOFF, Cause.STALLED, "no token for 30 s")
 
 
 def test_an_impossible_event_is_told_with_the_story() -> None:

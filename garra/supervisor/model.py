@@ -1,0 +1,154 @@
+"""One model as the scheduler sees it. Pure data with the questions everybody asks of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from garra.spec import Cause, Phase, Profile
+from garra.supervisor.queue import Queue, Ticket
+from garra.tally import Tally
+
+DOWN = (Phase.COLD, Phase.FAILED)
+_LEAVING = (Phase.DRAINING, Phase.STOPPING, Phase.COLD, Phase.FAILED)
+CROWD_S = 60.0
+"""How long a client counts as being about."""
+_LEARN = 0.3
+_UNKNOWN_LOAD_S = 10.0
+_UNKNOWN_SERVICE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class LoadWish:
+    """Somebody wants the engine itself: a person, a start, a changed profile. `tried`: a start was made for it."""
+
+    profile: str
+    arrived: float
+    number: int = 0
+    tried: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """Queue, leases and place in memory of one profile."""
+
+    profile: Profile
+    phase: Phase = Phase.COLD
+    cause: Cause | None = None
+    detail: str = ""
+    since: float = 0.0
+    """When it entered its phase."""
+    slots: int = 0
+    queue: Queue = field(default_factory=Queue)
+    wishes: list[LoadWish] = field(default_factory=list)
+    leases: set[Ticket] = field(default_factory=set)
+    lingering: int = 0
+    """Slots whose client left and that the engine has not given back yet."""
+    held_mib: int = 0
+    """Its part of the budget, from the decision to load until its memory is measurably back."""
+    returning: bool = False
+    """The process is gone, its memory is not back yet."""
+    pinned: bool = False
+    removed: bool = False
+    """No profile of that name any more: it leaves and is forgotten."""
+    idle_since: float = 0.0
+    n_taken: int = 0
+    """Leases given since it became READY."""
+    contested: int | None = None
+    """Leases given since another model began to want its place; None: none does."""
+    closed_to: int | None = None
+    """Tickets from this number on are not served: another model's turn is next."""
+    swapping: bool = False
+    """Something was or is being evicted for its next load."""
+    load_began: float = 0.0
+    load_s: float | None = None
+    service_s: float | None = None
+    n_failed: int = 0
+    """5xx answers in a row."""
+    seen: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When each client, with its part, last asked."""
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for it."""
+        return bool(self.queue.n or self.wishes)
+
+    @property
+    def busy(self) -> int:
+        """Slots that are not free."""
+        return len(self.leases) + self.lingering
+
+    @property
+    def leaving(self) -> bool:
+        """It holds memory that will be back without further doing."""
+        return self.held_mib > 0 and self.phase in _LEAVING
+
+    @property
+    def reload_s(self) -> float:
+        """What loading it again would cost."""
+        return self.load_s or _UNKNOWN_LOAD_S
+
+    def need_mib(self, budget_mib: int) -> int:
+        """Its part of the budget."""
+        return self.profile.memory_mib or budget_mib
+
+    def first(self) -> Ticket | LoadWish | None:
+        """Who has waited longest for it."""
+        waiting = [*self.wishes[:1]] if self.wishes else []
+        oldest = self.queue.oldest()
+        if oldest is not None:
+            waiting.append(oldest)  # type: ignore[arg-type]
+        return min(waiting, key=lambda one: one.number, default=None)
+
+    def overdue_at(self) -> float:
+        """From when on whoever is in its way must yield; infinity when nobody waits."""
+        first = self.first()
+        return first.arrived + self.profile.max_wait_s if first is not None else float("inf")
+
+    def retry_after_s(self) -> int:
+        """Seconds in which its queue is served, by the measured time a request holds a slot; 1 to 60."""
+        each_s = self.service_s or _UNKNOWN_SERVICE_S
+        rounds = (self.queue.n + self.busy) / max(1, self.slots or self.profile.slots)
+        loading_s = 0.0 if self.phase is Phase.READY else self.reload_s
+        return max(1, min(60, round(loading_s + rounds * each_s + 0.5)))
+
+    def see(self, ticket: Ticket) -> None:
+        """Remember who asks, to know whether the last slot must be kept for others."""
+        key = (ticket.wish.client, ticket.wish.share)
+        self.seen[key] = ticket.arrived
+        if len(self.seen) > 256:
+            self.seen = {k: at for k, at in self.seen.items() if ticket.arrived - at < CROWD_S}
+
+    def may_take(self, ticket: Ticket, now: float) -> bool:
+        """Whether a free slot may go to this ticket.
+
+        1. Not when another model's turn is next. 2. A suspect runs alone, and before all others. 3. `low_latency` keeps
+        its last slot free of batches, 4. and of clients that hold one already, while others are about.
+        """
+        if self.closed_to is not None and ticket.number >= self.closed_to:
+            return False
+        if self.queue.n_solo or any(lease.solo for lease in self.leases):
+            return ticket.solo and not self.leases
+        if self.profile.mode != "low_latency" or self.slots < 2:
+            return True
+        wish = ticket.wish
+        if wish.priority == 2 and sum(lease.wish.priority == 2 for lease in self.leases) >= self.slots - 1:
+            return False
+        if self.slots - self.busy > 1:
+            return True
+        recent = [key for key, at in self.seen.items() if now - at < CROWD_S]
+        if len({client for client, _ in recent}) > 1:
+            return all(lease.wish.client != wish.client for lease in self.leases)
+        if len(recent) > 1:
+            return all(lease.wish.share != wish.share for lease in self.leases)
+        return True
+
+    def learn_load(self, seconds: float) -> None:
+        self.load_s = seconds if self.load_s is None else self.load_s + _LEARN * (seconds - self.load_s)
+
+    def learn_service(self, seconds: float) -> None:
+        self.service_s = seconds if self.service_s is None else self.service_s + _LEARN * (seconds - self.service_s)

@@ -1,0 +1,60 @@
+"""When an engine that gives no bytes is stuck, and when it only takes its time. Pure.
+
+`/health` stays 200 while decode is stuck, so it proves nothing. `/slots` answers within milliseconds even in the middle
+of a batch (measured, b11434), and its counters move with every batch and every token. So after `stall_s` without a byte
+`/slots` is asked, at most every five seconds. An engine whose busy slots do not move, or that does not answer at all,
+is stuck.
+"""
+
+from __future__ import annotations
+
+from garra.spec import SlotState
+
+ASK_EVERY_S = 5.0
+BATCHES = 3
+"""A prefill batch is the longest an engine may say nothing: so many of them are waited for."""
+
+
+class StallWatch:
+    """The evidence about one running engine."""
+
+    def __init__(self, now: float, batch: int, prompt_s_per_token: float) -> None:
+        self._batch = batch
+        self._slowest = prompt_s_per_token
+        self._activity = -1
+        self._quiet_since = now
+        self._asked = -ASK_EVERY_S
+        self._seen: tuple[SlotState, ...] | None = None
+        self._unmoved_since: float | None = None
+
+    def learn(self, n_prompt: int, prompt_ms: float) -> None:
+        """A prefill was measured. One as long as a batch says what a batch takes; the slower ones are remembered."""
+        if n_prompt >= min(self._batch, 64):
+            each_s = prompt_ms / 1e3 / n_prompt
+            self._slowest = max(each_s, 0.9 * min(self._slowest, 2 * each_s))
+
+    def patience_s(self, stall_s: float) -> float:
+        """Seconds without a sign that an engine is allowed."""
+        return max(stall_s, BATCHES * self._batch * self._slowest)
+
+    def busy(self, now: float) -> None:
+        """Somebody begins to wait for bytes: quiet counts from here."""
+        self._quiet_since, self._unmoved_since = now, None
+
+    def should_ask(self, now: float, activity: int, stall_s: float) -> bool:
+        """Whether it is time to ask `/slots`, given the count of pieces that came."""
+        if activity != self._activity:
+            self._activity = activity
+            self.busy(now)
+        return now - self._quiet_since >= self.patience_s(stall_s) and now - self._asked >= ASK_EVERY_S
+
+    def stuck(self, now: float, slots: tuple[SlotState, ...] | None, stall_s: float) -> bool:
+        """The verdict, given what `/slots` said; None: it said nothing."""
+        self._asked = now
+        same = slots is None if self._seen is None else slots == self._seen
+        working = slots is None or any(slot.busy for slot in slots)
+        if self._unmoved_since is None or not same or not working:
+            self._seen, self._unmoved_since = slots, now
+            return False
+        wait_s = ASK_EVERY_S if slots is None else self.patience_s(min(stall_s, ASK_EVERY_S))
+        return now - self._unmoved_since >= wait_s

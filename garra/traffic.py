@@ -1,0 +1,88 @@
+"""Words about requests: who asks, for what, and how it ended. Frozen, stdlib types only; units stand in the names."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from garra.spec import Phase
+
+
+class Priority(enum.IntEnum):
+    """The class of a request; a smaller number goes first."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BATCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """A client known by its API key."""
+
+    name: str
+    priority: Priority
+    """The best class its requests may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks of the fleet: a slot of this profile, on this client's account."""
+
+    profile: str
+    client: str = "local"
+    """Whose share it is: a key's name or an address."""
+    share: str = ""
+    """A part of that client's share."""
+    priority: Priority = Priority.NORMAL
+    tokens: float = 256.0
+    """How many tokens it will cost, as far as one can tell; corrected when it ends."""
+    fingerprint: bytes | None = None
+    """Identity of the request's content, given while something is under suspicion."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitNews:
+    """What somebody who waits for a slot may be told."""
+
+    position: int
+    """1: the next one."""
+    phase: Phase
+    load_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer took, by the engine's own count."""
+
+    n_prompt: int
+    """Prompt tokens it had to process; those from the cache cost nothing."""
+    n_decoded: int
+    prompt_ms: float
+
+    @property
+    def tokens(self) -> float:
+        return float(self.n_prompt + self.n_decoded)
+
+
+class Outcome(enum.StrEnum):
+    """How a request ended; the label of a metric."""
+
+    COMPLETE = enum.auto()
+    """A whole answer."""
+    ERROR = enum.auto()
+    """The engine answered with a 4xx: the request itself is wrong."""
+    FAILED = enum.auto()
+    """The engine answered with a 5xx."""
+    DIED = enum.auto()
+    """The engine died or stalled under it."""
+    LEFT = enum.auto()
+    """The client left, waiting or reading."""
+    FULL = enum.auto()
+    """Refused: the queue was full."""
+    TIMEOUT = enum.auto()
+    """Refused: it waited for `queue_timeout_s`."""
+    DOWN = enum.auto()
+    """Refused: the engine cannot be had."""
+    QUARANTINED = enum.auto()
+    """Refused: it killed the engine twice."""
