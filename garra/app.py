@@ -30,7 +30,7 @@ from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
 from garra.reload import Reloader
-from garra.spec import EngineStatus, LaunchPlan, Profile
+from garra.spec import EngineStatus, LaunchPlan, Policy, Profile
 from garra.supervisor import runfile
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.memory import HostMemory
@@ -99,8 +99,7 @@ async def _serve(
     clock, feed = LoopClock(), Feed()
     fleet = EngineFleet(
         config.profiles,
-        config.settings.drain_s,
-        _budget_mib(config),
+        _policy(config),
         make_plan=lambda profile: _make_plan(profile, build.backend),
         locate=models.locate,
         spawner=ProcessSpawner(
@@ -116,7 +115,7 @@ async def _serve(
     proxy = ProxyServer(config, fleet, pool)
 
     def apply(after: Config) -> None:
-        fleet.configure(after.profiles, after.settings.drain_s, _budget_mib(after))
+        fleet.configure(after.profiles, _policy(after))
         proxy.configure(after)
         controller.configure(after)
 
@@ -205,6 +204,11 @@ async def _watch_file(reloader: Reloader) -> None:
     async for changes in watchfiles.awatch(file.parent, recursive=False, step=50):
         if any(Path(name).name == file.name for _, name in changes):
             reloader.reload_or_log()
+
+
+def _policy(config: Config) -> Policy:
+    settings = config.settings
+    return Policy(_budget_mib(config), settings.drain_s, fifo=settings.swap_order == "fifo")
 
 
 def _budget_mib(config: Config) -> int:

@@ -150,6 +150,8 @@ class Settings(BaseSettings):
     """And every so long an empty event of its API."""
     memory_budget_mib: int | None = Field(None, gt=0)
     """Memory all engines may take together; unset: the VRAM, or three quarters of the RAM."""
+    swap_order: Literal["fair", "fifo"] = "fair"
+    """fifo: models follow each other strictly in the order of arrival, for comparison."""
     keyless_priority: PriorityName = "normal"
     """The best class a request without a known key may have."""
     keys: dict[str, KeyTable] = {}

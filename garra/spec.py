@@ -177,6 +177,18 @@ _ONLY_GARRAS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds for all models together."""
+
+    budget_mib: int
+    """Memory all engines may take."""
+    drain_s: float = 10.0
+    """How long running answers may go on when their engine is to stop."""
+    fifo: bool = False
+    """Models follow each other strictly in the order of arrival, however many swaps that takes."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """Everything one engine start needs except the socket, which is fresh at every spawn."""
 

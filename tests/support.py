@@ -122,9 +122,13 @@ class Garra:
                 return None
         return self.status()
 
-    def engine(self, profile: str = "demo") -> Json:
+    def report(self, profile: str = "demo") -> Json:
         rows = self.status()["profiles"]
-        engine: Json = next(row["engine"] for row in rows if row["engine"]["profile"] == profile)
+        report: Json = next(row for row in rows if row["engine"]["profile"] == profile)
+        return report
+
+    def engine(self, profile: str = "demo") -> Json:
+        engine: Json = self.report(profile)["engine"]
         return engine
 
     def ready(self) -> bool:

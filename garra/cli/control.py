@@ -84,10 +84,10 @@ class Control:
             reply = self._client.request(method, path, json=body)
         except (self._transport_error, FileNotFoundError):
             raise NotRunning("garra is not running", fix="garra up") from None
-        body: Report = reply.json()
+        told: Report = reply.json()
         if reply.status_code >= 400:
-            raise _Told(body["error"]["message"])
-        return body
+            raise _Told(told["error"]["message"])
+        return told
 
 
 class _Told(GarraError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from garra.errors import EngineDied, ModelNotPresent
 from garra.events import Fact
 from garra.ports import Clock, Connections, EngineHttp, Memory, Spawner, Timer
-from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Profile
+from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
 from garra.supervisor import happenings as do
 from garra.supervisor import machine as life
 from garra.supervisor.chores import Chores
@@ -68,8 +68,7 @@ class EngineFleet:
     def __init__(
         self,
         profiles: Mapping[str, Profile],
-        drain_s: float,
-        budget_mib: int,
+        policy: Policy,
         *,
         make_plan: Callable[[Profile], LaunchPlan],
         locate: Callable[[str], Path | None],
@@ -81,7 +80,6 @@ class EngineFleet:
         tell: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
         self._profiles = dict(profiles)
-        self._drain_s = drain_s
         self._make_plan = make_plan
         self._locate = locate
         self._spawner = spawner
@@ -89,7 +87,7 @@ class EngineFleet:
         self._connections = connections
         self._clock = clock
         self._tell = tell
-        self._state = State(budget_mib)
+        self._state = State(policy)
         self._inbox: deque[do.Event] = deque()
         self._deciding = False
         self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
@@ -101,7 +99,7 @@ class EngineFleet:
         self._chores = Chores(self.post, http=http, connections=connections, memory=memory, clock=clock)
 
     async def __aenter__(self) -> EngineFleet:
-        self.configure(self._profiles, self._drain_s, self._state.budget_mib)
+        self.configure(self._profiles, self._state.policy)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -157,13 +155,13 @@ class EngineFleet:
             pinned=model.pinned,
         )
 
-    def configure(self, profiles: Mapping[str, Profile], drain_s: float, budget_mib: int) -> None:
+    def configure(self, profiles: Mapping[str, Profile], policy: Policy) -> None:
         """These are the profiles from now on; engines whose profile did not change are not touched."""
-        self._profiles, self._drain_s = dict(profiles), drain_s
+        self._profiles = dict(profiles)
         for name, profile in profiles.items():
             if name not in self._runners:
                 self._employ(profile)
-        self.post(do.Configured(dict(profiles), budget_mib, self.now()))
+        self.post(do.Configured(dict(profiles), policy, self.now()))
 
     async def close(self) -> None:
         """Refuse newcomers, let running answers end (as long as the drain allows), stop every engine."""
@@ -268,7 +266,7 @@ class EngineFleet:
             case do.Examine(profile, n_failed):
                 self._chores.examine(self._runners[profile], n_failed)
             case do.Reprofile(profile):
-                self._runners[profile.name].reprofile(profile, self._drain_s)
+                self._runners[profile.name].reprofile(profile, self._state.policy.drain_s)
             case do.Forget(profile):
                 self._dismiss(profile)
             case do.Wake(at):
@@ -288,7 +286,7 @@ class EngineFleet:
     def _employ(self, profile: Profile) -> None:
         runner = self._runners[profile.name] = Runner(
             profile,
-            self._drain_s,
+            self._state.policy.drain_s,
             make_plan=self._make_plan,
             spawner=self._spawner,
             http=self._http,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from garra.errors import GarraError
-from garra.spec import Cause, Phase, Profile
+from garra.spec import Cause, Phase, Policy, Profile
 from garra.supervisor.model import LoadWish
 from garra.supervisor.queue import Ticket
 from garra.traffic import Outcome
@@ -113,7 +113,7 @@ class Configured:
     """These are the profiles from now on."""
 
     profiles: Mapping[str, Profile]
-    budget_mib: int
+    policy: Policy
     at: float
 
 

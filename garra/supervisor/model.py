@@ -58,7 +58,9 @@ class Model:
     closed_to: int | None = None
     """Tickets from this number on are not served: another model's turn is next."""
     swapping: bool = False
-    """Something was or is being evicted for its next load."""
+    """Others leave, or have left, for its next load."""
+    left_at: float = float("-inf")
+    """When its engine last left memory."""
     load_began: float = 0.0
     load_s: float | None = None
     service_s: float | None = None

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from garra.errors import EngineDown, GarraError, Quarantined, QueueFull, ShuttingDown
-from garra.spec import HOPELESS, Cause, Phase
+from garra.spec import HOPELESS, Cause, Phase, Policy
 from garra.supervisor.happenings import (
     Arrived,
     Closing,
@@ -47,7 +47,7 @@ _SHUTDOWN_RETRY_S = 5
 class State:
     """All there is to decide from. Only `decide` writes it."""
 
-    budget_mib: int
+    policy: Policy
     models: dict[str, Model] = field(default_factory=dict)
     closing: bool = False
     blame: OrderedDict[bytes, tuple[int, float]] = field(default_factory=OrderedDict)
@@ -193,6 +193,7 @@ def _follow(state: State, model: Model, event: PhaseChanged, effects: list[Effec
         case Phase.BACKOFF if event.cause is not None:
             model.tally.restarts[event.cause] += 1
         case Phase.COLD | Phase.FAILED:
+            model.left_at = now
             if event.cause is not None and before is not Phase.FAILED:
                 model.tally.stops[event.cause] += 1
             if model.held_mib and not model.returning:
@@ -217,7 +218,7 @@ def _insist(state: State, wish: LoadWish, effects: list[Effect]) -> None:
 
 def _configure(state: State, event: Configured, effects: list[Effect]) -> None:
     """Models whose engines would start differently drain and start again if they were up; others only learn."""
-    state.budget_mib = event.budget_mib
+    state.policy = event.policy
     for name, profile in event.profiles.items():
         model = state.models.get(name)
         if model is None:

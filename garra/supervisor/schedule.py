@@ -78,7 +78,7 @@ def _refusebroken(model: Model, now: float, effects: list[Effect]) -> None:
 
 
 def _place(state: State, now: float, effects: list[Effect]) -> None:
-    moves = place(state.models.values(), state.budget_mib, now)
+    moves = place(state.models.values(), state.policy, now)
     for model, why in moves.hopeless:
         refuse_all(
             model, DoesNotFit(why, fix="raise memory_budget_mib, or unpin what is pinned"), Outcome.DOWN, effects

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import httpx
@@ -66,24 +67,23 @@ def test_the_sdk_raises_when_the_engine_dies(garra: Garra) -> None:
                     os.kill(garra.engine_pid(), signal.SIGKILL)
 
 
-def test_an_engine_killed_before_it_answers_is_a_502(garra: Garra) -> None:
+def test_a_request_whose_engine_dies_before_it_answers_is_asked_once_more(garra: Garra) -> None:
     garra.up("demo")
     pid, launched = garra.engine_pid(), garra.n_launched()
-    body = LONG | {"stream": False}
-    transport = httpx.HTTPTransport()
-    import threading
-
-    def kill() -> None:
-        eventually(lambda: garra.n_launched() > launched)
-        os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with httpx.Client(transport=transport, base_url=garra.url, timeout=60) as client:
-        reply = client.post("/v1/chat/completions", json=body)
-    killer.join()
-    assert reply.status_code == 502
-    assert "ended by SIGKILL" in reply.json()["error"]["message"]
+    body = LONG | {"stream": False, "max_tokens": 100}
+    reply: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: reply.append(httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60))
+    )
+    asking.start()
+    eventually(lambda: garra.n_launched() > launched)
+    os.kill(pid, signal.SIGKILL)
+    asking.join()
+    assert reply[0].status_code == 200
+    assert reply[0].json()["usage"]["completion_tokens"] == 100
+    report = garra.report("demo")
+    assert (report["retries"], report["requests"]["died"], report["requests"]["complete"]) == (1, 1, 1)
+    assert garra.engine_pid() != pid
 
 
 def test_garra_killed_leaves_no_engine_and_the_next_start_is_clean(garra: Garra) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from garra.errors import EngineDown, ModelNotPresent, ShuttingDown
 from garra.ports import Lease
-from garra.spec import Cause, Phase
+from garra.spec import Cause, Phase, Policy
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.machine import MAX_ATTEMPTS
 from garra.traffic import Outcome, Wish
@@ -63,11 +63,10 @@ class Request:
 @contextlib.asynccontextmanager
 async def stage(*names: str, present: bool = True, budget_mib: int = 1000, **changes: object) -> AsyncIterator[Stage]:
     engines, clock = FakeEngines(), FakeClock()
-    changes = {"slots": 8, "min_resident_s": 0, "max_wait_s": 0, "mode": "high_throughput"} | changes
+    changes = {"slots": 8, "mode": "high_throughput"} | changes
     fleet = EngineFleet(
         profiles(*names, **changes),
-        10.0,
-        budget_mib,
+        Policy(budget_mib, fifo=True),
         make_plan=plan_for,
         locate=lambda model: Path(model) if present else None,
         spawner=engines,
@@ -119,7 +118,7 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing() -> None:
         second.task.cancel()
         await settle()
         assert third.granted, "nobody waits for b any more"
-        assert s.engines.log == ["spawn a"]
+        assert s.engines.log == ["spawn a", "read ahead b"]
         await first.done()
         await third.done()
         assert (s.fleet.status("a").leases, s.fleet.status("b").waiting) == (0, 0)
