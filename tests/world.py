@@ -303,7 +303,7 @@ class World:
 
 def _lane(ticket: Ticket) -> tuple[object, ...]:
     wish = ticket.wish
-    return wish.profile, wish.priority, wish.client, wish.share
+    return wish.profile, wish.priority, wish.client, wish.share, ticket.solo
 
 
 def changed(profile: Profile, **values: object) -> Profile:

@@ -73,12 +73,12 @@ class Shares:
             self._tags[name] += tokens
 
 
-LaneKey = tuple[Priority, str, str]
+LaneKey = tuple[Priority, str, str, bool]
 
 
 @dataclass(slots=True)
 class Queue:
-    """Waiting tickets: a lane per (class, client, part), first come, first served in each."""
+    """Waiting tickets: a lane per (class, client, part), first come, first served in each. Suspects have their own."""
 
     shares: Shares = field(default_factory=Shares)
     lanes: dict[LaneKey, deque[Ticket]] = field(default_factory=dict)
@@ -96,8 +96,7 @@ class Queue:
 
     def add(self, ticket: Ticket) -> None:
         """At the end of its lane; one that comes again stands where it stood."""
-        wish = ticket.wish
-        lane = self.lanes.setdefault((wish.priority, wish.client, wish.share), deque())
+        lane = self.lanes.setdefault(_lane_of(ticket), deque())
         if lane and lane[-1].number > ticket.number:
             place = next(i for i, other in enumerate(lane) if other.number > ticket.number)
             lane.insert(place, ticket)
@@ -108,8 +107,7 @@ class Queue:
 
     def remove(self, ticket: Ticket) -> bool:
         """Whether it was there."""
-        wish = ticket.wish
-        key = (wish.priority, wish.client, wish.share)
+        key = _lane_of(ticket)
         lane = self.lanes.get(key)
         if lane is None or ticket not in lane:
             return False
@@ -161,3 +159,8 @@ class Queue:
         """How many would be served before it if nobody else came, plus one; a guess where clients share."""
         key = (ticket.wish.priority, ticket.number)
         return 1 + sum(1 for other in self if (other.wish.priority, other.number) < key)
+
+
+def _lane_of(ticket: Ticket) -> LaneKey:
+    wish = ticket.wish
+    return wish.priority, wish.client, wish.share, ticket.solo

@@ -434,6 +434,19 @@ def test_a_request_that_kills_the_engine_twice_is_quarantined_and_others_go_on()
     assert w.arrive(killer) in w.waiting + w.running, "in time it may try again"
 
 
+def test_a_suspect_does_not_stand_behind_those_who_wait_for_it() -> None:
+    w = loaded(world("a"), "a")
+    bad = Wish("a", fingerprint=b"k")
+    w.arrive(bad)
+    w.crash("a")
+    other, suspect = w.arrive(Wish("a")), w.arrive(bad)
+    w.advance(2)
+    w.ready("a")
+    assert w.running == [suspect]
+    w.finish(suspect)
+    assert w.running == [other]
+
+
 def test_an_open_breaker_refuses_with_the_rest_of_its_time() -> None:
     w = world("a")
     w.arrive(Wish("a"))
