@@ -41,6 +41,13 @@ from tests.support import Garra  # noqa: E402
 
 Sample = dict[str, float]
 PROXY_CORE, LOAD_CORE = 0, 1
+STUB_PROFILE = """
+[profiles.demo]
+model = "file:{model}"
+mode = "high_throughput"
+slots = 128
+context = 512
+"""
 
 GATES: dict[str, tuple[Callable[[float], bool], str, str]] = {
     # name: (holds, gate, stretch)
@@ -156,7 +163,7 @@ def stub_part(bench: Bench, rounds: int, quick: bool) -> dict[str, Any]:
     store.write_manifest(engine_folder, EngineBuild("stub", load_pin().build, engine_folder, "cpu", ()))
     (engine_folder.parent / "current").symlink_to("stub")
     model = smoke.write_noise_model(bench.folder / "noise.gguf")
-    garra = Garra(data=data).configure(f'[profiles.demo]\nmodel = "file:{model}"\n').up("demo")
+    garra = Garra(data=data).configure(STUB_PROFILE.format(model=model)).up("demo")
     assert garra.process is not None
     rss_mb = psutil.Process(garra.process.pid).memory_info().rss / 1e6
     pin = (os.cpu_count() or 1) > 1

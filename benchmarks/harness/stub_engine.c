@@ -61,9 +61,20 @@ static void put_chunk(int fd, const char *event) {
 }
 
 static void put_json(int fd, const char *body) {
-    char out[2048];
+    static char out[70000];
     put(fd, out, sprintf(out, "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\n"
         "Content-Type: application/json; charset=utf-8\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body));
+}
+
+static void put_slots(int fd) {
+    static char list[65536];
+    int busy = 0, used = 1;
+    for (int i = 0; i <= top; i++) busy += conns[i].open && conns[i].streaming;
+    list[0] = '[';
+    for (int i = 0; i < n_slots && used < 60000; i++)
+        used += sprintf(list + used, "%s{\"id\":%d,\"is_processing\":%s}", i ? "," : "", i, i < busy ? "true" : "false");
+    strcpy(list + used, "]");
+    put_json(fd, list);
 }
 
 static long field(const char *body, const char *name, long otherwise) {
@@ -111,6 +122,8 @@ static void answer(int fd, char *body) {
         snprintf(out, sizeof out, "{\"total_slots\":%d,\"default_generation_settings\":{\"n_ctx\":%d},\"model_path\":\"%s\"}",
             n_slots, n_ctx / n_slots, model);
         put_json(fd, out);
+    } else if (!strncmp(request, "GET /slots", 10)) {
+        put_slots(fd);
     } else if (!strncmp(request, "GET ", 4)) {
         put_json(fd, "{\"status\":\"ok\"}");
     } else if (strstr(body, "\"stream\":true")) {

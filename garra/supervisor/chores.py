@@ -133,12 +133,12 @@ class Chores:
         while process is not None and runner.process is process and runner.phase is Phase.READY:
             await self._sleep(_WATCH_EVERY_S)
             now, stall_s = self._clock.now(), model.profile.stall_s
-            if not model.leases:
-                watch.busy(now)
+            if not model.busy:
+                watch.rest(now)
             elif watch.should_ask(now, self._connections.activity(process.socket), stall_s):
                 slots = await self._http.slots(process.socket)
                 now = self._clock.now()
-                if model.leases and watch.stuck(now, slots, stall_s) and runner.process is process:
+                if model.busy and watch.stuck(now, slots, stall_s) and runner.process is process:
                     said = "and does not answer" if slots is None else "its slots do not move"
                     runner.post(life.Broken(Cause.STALLED, f"no token for {watch.patience_s(stall_s):.0f} s, {said}"))
 

@@ -37,15 +37,15 @@ class StallWatch:
         """Seconds without a sign that an engine is allowed."""
         return max(stall_s, BATCHES * self._batch * self._slowest)
 
-    def busy(self, now: float) -> None:
-        """Somebody begins to wait for bytes: quiet counts from here."""
+    def rest(self, now: float) -> None:
+        """Nothing is asked of it, or something came: quiet counts from here."""
         self._quiet_since, self._unmoved_since = now, None
 
     def should_ask(self, now: float, activity: int, stall_s: float) -> bool:
         """Whether it is time to ask `/slots`, given the count of pieces that came."""
         if activity != self._activity:
             self._activity = activity
-            self.busy(now)
+            self.rest(now)
         return now - self._quiet_since >= self.patience_s(stall_s) and now - self._asked >= ASK_EVERY_S
 
     def stuck(self, now: float, slots: tuple[SlotState, ...] | None, stall_s: float) -> bool:
