@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from garra.spec import Phase
 
@@ -25,8 +26,7 @@ class ClientKey:
     """The best class its requests may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What a request asks of the fleet: a slot of this profile, on this client's account."""
 
     profile: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -145,7 +144,7 @@ class ProxyServer:
         keyless = Priority[self._config.settings.keyless_priority.upper()]
         address = request.remote or "unknown"
         wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, keyless)
-        return replace(wish, fingerprint=fingerprint(request.path, body)) if self._fleet.suspicious else wish
+        return wish._replace(fingerprint=fingerprint(request.path, body)) if self._fleet.suspicious else wish
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": [self._model(profile) for profile in self._fleet.profiles()]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 
 import msgspec
 
@@ -116,17 +115,25 @@ def comment(news: WaitNews) -> bytes:
     return f": garra {said}\n\n".encode("ascii")
 
 
-_COUNTS = re.compile(
-    rb'"(prompt_n|predicted_n|prompt_ms|prompt_tokens|completion_tokens|input_tokens|output_tokens)":\s*([0-9.]+)'
-)
-
-
 def usage_of(tail: bytes) -> Usage | None:
     """What an answer took, read from its last bytes: the engine's timings, else the API's usage; None without both."""
-    found = {name: float(value) for name, value in _COUNTS.findall(tail) if value.count(b".") < 2}
-    if b"predicted_n" in found:
-        return Usage(int(found.get(b"prompt_n", 0)), int(found[b"predicted_n"]), found.get(b"prompt_ms", 0.0))
-    decoded = found.get(b"completion_tokens", found.get(b"output_tokens"))
-    if decoded is None:
+    decoded = _number(tail, b'"predicted_n":')
+    if decoded is not None:
+        return Usage(int(_number(tail, b'"prompt_n":') or 0), int(decoded), _number(tail, b'"prompt_ms":') or 0.0)
+    for answered, asked in ((b'"completion_tokens":', b'"prompt_tokens":'), (b'"output_tokens":', b'"input_tokens":')):
+        decoded = _number(tail, answered)
+        if decoded is not None:
+            return Usage(int(_number(tail, asked) or 0), int(decoded), 0.0)
+    return None
+
+
+def _number(tail: bytes, name: bytes) -> float | None:
+    """The value after the last `name`; a search, not a parse: this is done for every answer."""
+    at = tail.rfind(name)
+    if at < 0:
         return None
-    return Usage(int(found.get(b"prompt_tokens", found.get(b"input_tokens", 0))), int(decoded), 0.0)
+    text = tail[at + len(name) : at + len(name) + 24].replace(b"}", b",", 1).split(b",", 1)[0]
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from garra.errors import EngineDied, ModelNotPresent
+from garra.errors import EngineDied, GarraError, ModelNotPresent
 from garra.events import Fact
 from garra.ports import Clock, Connections, EngineHttp, Memory, Spawner, Timer
 from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
@@ -54,7 +54,7 @@ class _Hold:
 
     def again(self, fingerprint: bytes) -> None:
         before = self._ticket
-        wish = replace(before.wish, fingerprint=fingerprint)
+        wish = before.wish._replace(fingerprint=fingerprint)
         self._ticket = Ticket(wish, before.arrived, before.number)
         self._again = True
 
@@ -91,6 +91,8 @@ class EngineFleet:
         self._inbox: deque[do.Event] = deque()
         self._deciding = False
         self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
+        self._refusals: dict[Ticket, GarraError] = {}
+        """Of those who were refused before they waited."""
         self._held: dict[Ticket, RunnerLease] = {}
         self._wake: Timer | None = None
         self._all_down = asyncio.Event()
@@ -178,9 +180,9 @@ class EngineFleet:
         runner = self._require_file(ticket.wish.profile)
         event: do.Event = do.Arrived(ticket, self.now(), again)
         while True:
-            granted = self._answers[ticket] = asyncio.get_running_loop().create_future()
             self.post(event)
-            await self._wait_for(granted, ticket)
+            if ticket.granted is None:
+                await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
                 lease = self._held[ticket] = RunnerLease(runner, runner.process.socket)
                 return lease
@@ -201,10 +203,11 @@ class EngineFleet:
             return WaitNews(0, Phase.READY)
         return WaitNews(model.queue.position(ticket), model.phase, self._runners[model.name].load_fraction())
 
-    async def _wait_for(self, granted: asyncio.Future[None], ticket: Ticket) -> None:
-        if granted.done():
-            granted.result()
-            return
+    async def _wait_for(self, ticket: Ticket) -> None:
+        """Until it is granted or refused; most are granted before they have to wait."""
+        if (refusal := self._refusals.pop(ticket, None)) is not None:
+            raise refusal
+        granted = self._answers[ticket] = asyncio.get_running_loop().create_future()
         try:
             await granted
         except asyncio.CancelledError:
@@ -245,8 +248,11 @@ class EngineFleet:
                 if (answer := self._answers.pop(who, None)) is not None and not answer.done():
                     answer.set_result(None)
             case do.Refuse(who, error):
-                if (answer := self._answers.pop(who, None)) is not None and not answer.done():
-                    answer.set_exception(error)
+                if (answer := self._answers.pop(who, None)) is not None:
+                    if not answer.done():
+                        answer.set_exception(error)
+                elif isinstance(who, Ticket):
+                    self._refusals[who] = error
             case do.Load(profile, insist):
                 self._runners[profile].post(life.Wanted(insist=insist))
             case do.Stop(profile, cause):

@@ -41,6 +41,7 @@ class Model:
     queue: Queue = field(default_factory=Queue)
     wishes: list[LoadWish] = field(default_factory=list)
     leases: set[Ticket] = field(default_factory=set)
+    n_solo_leases: int = 0
     lingering: int = 0
     """Slots whose client left and that the engine has not given back yet."""
     held_mib: int = 0
@@ -73,6 +74,17 @@ class Model:
     @property
     def name(self) -> str:
         return self.profile.name
+
+    @property
+    def calm(self) -> bool:
+        """READY, and nobody waits for it or for its place: the end of a lease changes nothing for anybody else."""
+        return (
+            self.phase is Phase.READY
+            and not self.queue.n
+            and self.contested is None
+            and self.closed_to is None
+            and not (self.profile.idle_ttl_s and not self.leases)
+        )
 
     @property
     def wanted(self) -> bool:
@@ -118,6 +130,12 @@ class Model:
         loading_s = 0.0 if self.phase is Phase.READY else self.reload_s
         return max(1, min(60, round(loading_s + rounds * each_s + 0.5)))
 
+    def release(self, ticket: Ticket) -> None:
+        """Its lease is over."""
+        if ticket in self.leases:
+            self.leases.remove(ticket)
+            self.n_solo_leases -= ticket.solo
+
     def see(self, ticket: Ticket) -> None:
         """Remember who asks, to know whether the last slot must be kept for others."""
         key = (ticket.wish.client, ticket.wish.share)
@@ -133,7 +151,7 @@ class Model:
         """
         if self.closed_to is not None and ticket.number >= self.closed_to:
             return False
-        if self.queue.n_solo or any(lease.solo for lease in self.leases):
+        if self.queue.n_solo or self.n_solo_leases:
             return ticket.solo and not self.leases
         if self.profile.mode != "low_latency" or self.slots < 2:
             return True

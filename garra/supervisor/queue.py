@@ -149,9 +149,8 @@ class Queue:
         longest = max(patience, key=lambda name: patience[name])
         return longest if patience[longest] >= aging_s else min(waiting)
 
-    def take(self, ticket: Ticket, now: float) -> None:
-        """It gets a slot."""
-        self.remove(ticket)
+    def charge(self, ticket: Ticket, now: float) -> None:
+        """It gets a slot: its class had a turn, and its client its tokens."""
         self.last_turn[ticket.wish.priority] = now
         self.shares.charge(ticket.wish)
 

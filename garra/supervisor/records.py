@@ -70,7 +70,7 @@ def note(state: State, event: Event, effects: list[Effect]) -> None:
             model.tally.outcomes[Outcome.LEFT] += 1
         case Returned(ticket):
             model = state.models[ticket.wish.profile]
-            model.leases.discard(ticket)
+            model.release(ticket)
             model.queue.shares.correct(ticket.wish, 0.0)
             ticket.granted = None
             model.queue.add(ticket)
@@ -144,7 +144,7 @@ def _objection(state: State, model: Model, ticket: Ticket, now: float) -> tuple[
 def _end(state: State, event: Ended, effects: list[Effect]) -> None:
     ticket, at = event.ticket, event.at
     model = state.models[ticket.wish.profile]
-    model.leases.discard(ticket)
+    model.release(ticket)
     model.tally.outcomes[event.outcome] += 1
     if event.tokens is not None:
         model.queue.shares.correct(ticket.wish, event.tokens)

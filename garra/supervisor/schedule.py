@@ -5,6 +5,7 @@ the same effects. The fleet posts what happened, in order, and performs what com
 
 The order of decisions, after every event:
 
+ 0. A request for a READY engine that nobody waits for and that has a free slot gets it, and nothing else is looked at.
  1. A newcomer is refused at once if garra is closing (503), if it killed the engine twice (500), if its engine is
     broken (503) or its queue is full while no slot is free (429). Otherwise it waits, if only for the next lines.
  2. Who has waited for `queue_timeout_s` is refused (504).
@@ -20,9 +21,22 @@ from __future__ import annotations
 
 from garra.errors import DoesNotFit, QueueTimeout
 from garra.spec import Cause, Phase
-from garra.supervisor.happenings import Drained, Effect, Event, Forget, Grant, Load, ReadAhead, Refuse, Wake
+from garra.supervisor.happenings import (
+    Arrived,
+    Drained,
+    Effect,
+    Ended,
+    Event,
+    Forget,
+    Grant,
+    Load,
+    ReadAhead,
+    Refuse,
+    Wake,
+)
 from garra.supervisor.model import CROWD_S, DOWN, Model
 from garra.supervisor.placement import place
+from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State, broken, note, refuse_all, stop
 from garra.traffic import Outcome
 
@@ -30,9 +44,28 @@ from garra.traffic import Outcome
 def decide(state: State, event: Event) -> list[Effect]:
     """What is to be done now that `event` happened, in order. See the module's docstring for the order of decisions."""
     effects: list[Effect] = []
+    if isinstance(event, Arrived) and _at_once(state, event):
+        return [Grant(event.ticket)]
     note(state, event, effects)
-    _settle(state, event.at, effects)
+    if not (isinstance(event, Ended) and state.models[event.ticket.wish.profile].calm):
+        _settle(state, event.at, effects)
     return effects
+
+
+def _at_once(state: State, event: Arrived) -> bool:
+    """The way of most requests, without a look at anything else: nobody waits and there is a free slot."""
+    ticket, now = event.ticket, event.at
+    model = state.models[ticket.wish.profile]
+    if not model.calm or state.blame or state.closing or event.again:
+        return False
+    model.see(ticket)
+    if model.busy >= model.slots or not model.may_take(ticket, now):
+        return False
+    state.n_arrived += 1
+    ticket.number = state.n_arrived
+    model.queue.charge(ticket, now)
+    _lease(model, ticket, now)
+    return True
 
 
 def _settle(state: State, now: float, effects: list[Effect]) -> None:
@@ -109,14 +142,20 @@ def _dispatch(model: Model, now: float, effects: list[Effect]) -> None:
         ticket = model.queue.best(now, model.profile.max_wait_s, lambda ticket: model.may_take(ticket, now))
         if ticket is None:
             return
-        model.queue.take(ticket, now)
-        model.leases.add(ticket)
-        model.n_taken += 1
-        if model.contested is not None:
-            model.contested += 1
-        ticket.granted = now
-        model.tally.wait.add(now - ticket.arrived)
+        model.queue.remove(ticket)
+        model.queue.charge(ticket, now)
+        _lease(model, ticket, now)
         effects.append(Grant(ticket))
+
+
+def _lease(model: Model, ticket: Ticket, now: float) -> None:
+    model.leases.add(ticket)
+    model.n_solo_leases += ticket.solo
+    model.n_taken += 1
+    if model.contested is not None:
+        model.contested += 1
+    ticket.granted = now
+    model.tally.wait.add(now - ticket.arrived)
 
 
 def _idle(model: Model) -> bool:
