@@ -56,8 +56,7 @@ class Narrator(Protocol):
 class LoopClock:
     """The running loop's time."""
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, call)

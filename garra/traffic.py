@@ -51,8 +51,7 @@ class WaitNews:
     load_fraction: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What an answer took, by the engine's own count."""
 
     n_prompt: int

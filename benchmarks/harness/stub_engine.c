@@ -131,7 +131,7 @@ static void answer(int fd, char *body) {
     } else {
         put_json(fd, "{\"choices\":[{\"finish_reason\":\"stop\",\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
             "\"hello\"}}],\"created\":1795974684,\"model\":\"demo\",\"object\":\"chat.completion\",\"usage\":{\"completion_tokens\":1,"
-            "\"prompt_tokens\":1,\"total_tokens\":2},\"tokens_predicted\":1}");
+            "\"prompt_tokens\":1,\"total_tokens\":2},\"tokens_predicted\":1,\"timings\":{\"prompt_n\":1,\"prompt_ms\":1.5,\"predicted_n\":1}}");
     }
 }
 

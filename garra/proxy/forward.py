@@ -5,9 +5,8 @@ from __future__ import annotations
 import email.utils
 import functools
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
@@ -29,8 +28,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _REFUSAL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One completion request: what it asks and what its client was told meanwhile."""
 
     request: web.BaseRequest
@@ -70,37 +68,31 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
     try:
         if call.begun and not _is_stream(head):
             await _refused_late(call, head, upstream, lease)
-            return Relayed(HTTPStatus.OK, keep_alive=False)
-        return await _pass_on(call, head, upstream, lease)
+        sink, modern = request.transport, request.version >= HttpVersion11
+        chunked = modern and head.framing is Framing.CHUNKED
+        closing = not request.keep_alive or not (chunked or head.framing is Framing.LENGTH)
+        relayed = Relayed(head.status, keep_alive=not closing)
+        if sink is None:
+            return relayed
+        first = b"" if call.begun else _head_bytes(head, chunked, closing) + _date()
+        strip = head.framing is Framing.CHUNKED and not chunked
+        try:
+            ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
+        except (ClientStalled, ConnectionError):
+            sink.abort()
+            return relayed
+        except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
+            sink.abort()
+            raise
+        if not ended:
+            await _tell_of_death(call, head, lease, chunked)
+            return relayed
+        if chunked:
+            sink.write(_LAST_CHUNK)
+        lease.ended(_outcome(head.status), usage_of(upstream.tail()))
+        return relayed
     finally:
         upstream.finish()
-
-
-async def _pass_on(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> web.StreamResponse:
-    request = call.request
-    sink, modern = request.transport, request.version >= HttpVersion11
-    chunked = modern and head.framing is Framing.CHUNKED
-    closing = not request.keep_alive or not (chunked or head.framing is Framing.LENGTH)
-    relayed = Relayed(head.status, keep_alive=not closing)
-    if sink is None:
-        return relayed
-    first = b"" if call.begun else _head_bytes(head, chunked, closing) + _date()
-    strip = head.framing is Framing.CHUNKED and not chunked
-    try:
-        ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
-    except (ClientStalled, ConnectionError):
-        sink.abort()
-        return relayed
-    except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
-        sink.abort()
-        raise
-    if not ended:
-        await _tell_of_death(call, head, lease, chunked)
-        return relayed
-    if chunked:
-        sink.write(_LAST_CHUNK)
-    lease.ended(_outcome(head.status), usage_of(upstream.tail()))
-    return relayed
 
 
 async def _refused_late(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> None:

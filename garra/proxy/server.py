@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,7 +20,7 @@ from garra.proxy.route import FORWARDED, fingerprint, read_call, wish_of
 from garra.proxy.shapes import Api, error_body
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import EngineStatus, Phase, Profile
-from garra.traffic import Priority, Wish
+from garra.traffic import Priority
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,11 @@ class ProxyServer:
 
     def configure(self, config: Config) -> None:
         """Settings for requests from now on."""
+        settings = config.settings
         self._config = config
+        self._keyless = Priority[settings.keyless_priority.upper()]
+        self._body_limit = settings.body_limit_mib * 1024 * 1024
+        self._write_stall_s = settings.write_stall_s
         self._hosts = guard.host_allow_list(config.settings.host, config.settings.allowed_hosts)
 
     def web_server(self) -> web.Server:
@@ -62,9 +65,8 @@ class ProxyServer:
         )
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        limit = self._config.settings.body_limit_mib * 1024 * 1024
-        loop = asyncio.get_running_loop()
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
+        loop = self._pool.loop
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._body_limit)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The guard, then the handler of the path; errors in OpenAI's shape."""
@@ -103,22 +105,23 @@ class ProxyServer:
         head = read_call(body)
         profile = self._config.profile(head.model or "")
         api = FORWARDED[request.path]
-        wish = self._wish(request, profile, body)
+        address = request.remote or "unknown"
+        wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, self._keyless)
+        if self._fleet.suspicious:
+            wish = wish._replace(fingerprint=fingerprint(request.path, body))
         hold = self._fleet.lease(wish)
-        settings = self._config.settings
-        patience = None
-        if head.stream:
-            patience = Patience(
-                request,
-                api,
-                profile.name,
-                hold,
-                grace_s=settings.first_byte_grace_s,
-                heartbeat_s=settings.heartbeat_s,
-            )
-        call = Call(request, api, body, patience, settings.write_stall_s)
+        patience = self._patience(request, api, profile, hold) if head.stream else None
+        call = Call(request, api, body, patience, self._write_stall_s)
         try:
-            return await self._answer(call, hold)
+            try:
+                async with hold as lease:
+                    return await forward(call, lease, self._pool)
+            except EngineDied as died:
+                if not died.untouched:
+                    raise
+            hold.again(call.print())  # the engine died before it said anything: that costs one more try
+            async with hold as lease:
+                return await forward(call, lease, self._pool)
         except GarraError as error:
             if not call.begun or patience is None:
                 raise
@@ -128,23 +131,10 @@ class ProxyServer:
             if patience is not None:
                 patience.stop()
 
-    async def _answer(self, call: Call, hold: Hold) -> web.StreamResponse:
-        """The engine's answer. An engine that dies before it said anything costs its request one more try."""
-        try:
-            async with hold as lease:
-                return await forward(call, lease, self._pool)
-        except EngineDied as died:
-            if not died.untouched:
-                raise
-        hold.again(call.print())
-        async with hold as lease:
-            return await forward(call, lease, self._pool)
-
-    def _wish(self, request: web.BaseRequest, profile: Profile, body: bytes) -> Wish:
-        keyless = Priority[self._config.settings.keyless_priority.upper()]
-        address = request.remote or "unknown"
-        wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, keyless)
-        return wish._replace(fingerprint=fingerprint(request.path, body)) if self._fleet.suspicious else wish
+    def _patience(self, request: web.BaseRequest, api: Api, profile: Profile, hold: Hold) -> Patience:
+        settings = self._config.settings
+        grace_s, heartbeat_s = settings.first_byte_grace_s, settings.heartbeat_s
+        return Patience(request, api, profile.name, hold, grace_s=grace_s, heartbeat_s=heartbeat_s)
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": [self._model(profile) for profile in self._fleet.profiles()]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import msgspec
 
@@ -115,25 +116,22 @@ def comment(news: WaitNews) -> bytes:
     return f": garra {said}\n\n".encode("ascii")
 
 
+_TIMINGS = re.compile(rb'"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)', re.DOTALL)
+_USAGES = (
+    re.compile(rb'"completion_tokens":(\d+).*?"prompt_tokens":(\d+)', re.DOTALL),
+    re.compile(rb'"input_tokens":(\d+).*?"output_tokens":(\d+)', re.DOTALL),
+)
+
+
 def usage_of(tail: bytes) -> Usage | None:
-    """What an answer took, read from its last bytes: the engine's timings, else the API's usage; None without both."""
-    decoded = _number(tail, b'"predicted_n":')
-    if decoded is not None:
-        return Usage(int(_number(tail, b'"prompt_n":') or 0), int(decoded), _number(tail, b'"prompt_ms":') or 0.0)
-    for answered, asked in ((b'"completion_tokens":', b'"prompt_tokens":'), (b'"output_tokens":', b'"input_tokens":')):
-        decoded = _number(tail, answered)
-        if decoded is not None:
-            return Usage(int(_number(tail, asked) or 0), int(decoded), 0.0)
+    """What an answer took, read from its last bytes: the engine's timings, else the API's usage; None without both.
+
+    A search, not a parse: this is done for every answer.
+    """
+    at = tail.rfind(b'"timings":')
+    if at >= 0 and (found := _TIMINGS.search(tail, at)) is not None:
+        return Usage(int(found[1]), int(found[3]), float(found[2]))
+    for pattern in _USAGES:
+        if (found := pattern.search(tail)) is not None:
+            return Usage(int(found[1]), int(found[2]), 0.0)  # only their sum counts
     return None
-
-
-def _number(tail: bytes, name: bytes) -> float | None:
-    """The value after the last `name`; a search, not a parse: this is done for every answer."""
-    at = tail.rfind(name)
-    if at < 0:
-        return None
-    text = tail[at + len(name) : at + len(name) + 24].replace(b"}", b",", 1).split(b",", 1)[0]
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -66,7 +66,7 @@ class Upstream(asyncio.Protocol):
     def send(self, request: bytes, body: bytes) -> asyncio.Future[ResponseHead]:
         """Send at once; the response's head, to be waited for however long it takes. Raises UpstreamGone, WireError."""
         self._reset()
-        self._head_came = asyncio.get_running_loop().create_future()
+        self._head_came = self._pool.loop.create_future()
         if self._transport is None or self._transport.is_closing():
             raise UpstreamGone
         if len(body) < _JOIN_BYTES:
@@ -220,6 +220,7 @@ class UpstreamPool:
     """All connections to all engines: opens, keeps a few, and can close every one to a given engine."""
 
     def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()  # asked once: every look costs a getpid, four per request together
         self._open: dict[Path, set[Upstream]] = {}
         self._idle: dict[Path, list[Upstream]] = {}
         self._closed: set[Path] = set()
@@ -248,9 +249,8 @@ class UpstreamPool:
             raise
 
     async def _connect(self, socket: Path) -> Upstream:
-        loop = asyncio.get_running_loop()
         try:
-            _, upstream = await loop.create_unix_connection(lambda: Upstream(self, socket), str(socket))
+            _, upstream = await self.loop.create_unix_connection(lambda: Upstream(self, socket), str(socket))
         except OSError as error:
             raise UpstreamGone from error
         if socket in self._closed:  # the supervisor stopped this engine meanwhile: an open connection would keep it
@@ -261,7 +261,7 @@ class UpstreamPool:
 
     def _take(self, socket: Path) -> Upstream | None:
         idle = self._idle.get(socket)
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         while idle:
             upstream = idle.pop()
             if now - upstream.idle_since < IDLE_LIMIT_S:
@@ -275,7 +275,7 @@ class UpstreamPool:
         if len(idle) >= IDLE_CONNECTIONS:
             upstream.abort()
             return
-        upstream.idle_since = asyncio.get_running_loop().time()
+        upstream.idle_since = self.loop.time()
         idle.append(upstream)
 
     def forget(self, upstream: Upstream) -> None:

@@ -59,19 +59,19 @@ class Chores:
 
     # -- slots whose client left
 
-    def watch_slots(self, runner: Runner, model: Model, n_answering: Callable[[], int]) -> None:
+    def watch_slots(self, runner: Runner, model: Model) -> None:
         if f"slots {model.name}" not in self._tasks:
-            self._start(f"slots {model.name}", self._watch_slots(runner, model, n_answering))
+            self._start(f"slots {model.name}", self._watch_slots(runner, model))
 
-    async def _watch_slots(self, runner: Runner, model: Model, n_answering: Callable[[], int]) -> None:
+    async def _watch_slots(self, runner: Runner, model: Model) -> None:
         looks = 0
         while model.lingering and runner.process is not None:
             await self._sleep(_SLOT_LOOKS_S[min(looks, len(_SLOT_LOOKS_S) - 1)])
             looks += 1
-            before, process = n_answering(), runner.process
+            before, process = model.n_answering, runner.process
             slots = await self._http.slots(process.socket) if process is not None else None
             if slots is not None:
-                n_busy, answering = sum(slot.busy for slot in slots), min(before, n_answering())
+                n_busy, answering = sum(slot.busy for slot in slots), min(before, model.n_answering)
                 self._post(SlotsSeen(model.name, n_busy, answering, self._clock.now()))
 
     # -- memory

@@ -86,6 +86,7 @@ class EngineFleet:
         self._http = http
         self._connections = connections
         self._clock = clock
+        self.now = clock.now
         self._tell = tell
         self._state = State(policy)
         self._inbox: deque[do.Event] = deque()
@@ -93,7 +94,6 @@ class EngineFleet:
         self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
         self._refusals: dict[Ticket, GarraError] = {}
         """Of those who were refused before they waited."""
-        self._held: dict[Ticket, RunnerLease] = {}
         self._wake: Timer | None = None
         self._all_down = asyncio.Event()
         self._runners: dict[str, Runner] = {}
@@ -172,9 +172,6 @@ class EngineFleet:
 
     # -- for holds
 
-    def now(self) -> float:
-        return self._clock.now()
-
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
         runner = self._require_file(ticket.wish.profile)
@@ -184,13 +181,11 @@ class EngineFleet:
             if ticket.granted is None:
                 await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
-                lease = self._held[ticket] = RunnerLease(runner, runner.process.socket)
-                return lease
+                return RunnerLease(runner, runner.process.socket, ticket)
             event = do.Returned(ticket, self.now())  # it died in the breath between the grant and now
 
     def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
         """The end of a lease, however it came. Never awaits."""
-        self._held.pop(ticket, None)
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
         if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
             watch.learn(usage.n_prompt, usage.prompt_ms)
@@ -229,11 +224,13 @@ class EngineFleet:
 
     def post(self, event: do.Event) -> None:
         """Decide and act. Entered again from within, it only takes down what happened: the outer call goes on."""
-        self._inbox.append(event)
         if self._deciding:
+            self._inbox.append(event)
             return
         self._deciding = True
         try:
+            for effect in decide(self._state, event):
+                self._perform(effect)
             while self._inbox:
                 for effect in decide(self._state, self._inbox.popleft()):
                     self._perform(effect)
@@ -267,8 +264,7 @@ class EngineFleet:
             case do.ReadAhead(profile):
                 self._chores.read_ahead(profile, partial(self._make_plan, self._runners[profile].profile))
             case do.WatchSlots(profile):
-                answering = partial(self._n_answering, profile)
-                self._chores.watch_slots(self._runners[profile], self._state.models[profile], answering)
+                self._chores.watch_slots(self._runners[profile], self._state.models[profile])
             case do.Examine(profile, n_failed):
                 self._chores.examine(self._runners[profile], n_failed)
             case do.Reprofile(profile):
@@ -285,9 +281,6 @@ class EngineFleet:
         if at != float("inf"):
             delay_s = max(0.0, at - self.now())
             self._wake = self._clock.call_later(delay_s, lambda: self.post(do.Ticked(self.now())))
-
-    def _n_answering(self, profile: str) -> int:
-        return sum(lease.answering for ticket, lease in self._held.items() if ticket.wish.profile == profile)
 
     def _employ(self, profile: Profile) -> None:
         runner = self._runners[profile.name] = Runner(

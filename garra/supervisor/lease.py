@@ -8,6 +8,7 @@ from pathlib import Path
 
 from garra.spec import ORDERLY
 from garra.supervisor.machine import Served
+from garra.supervisor.queue import Ticket
 from garra.supervisor.runner import Runner
 from garra.traffic import Outcome, Usage
 
@@ -17,19 +18,19 @@ _DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
 class RunnerLease:
     """The `Lease` port; what the request reports is read when it ends."""
 
-    __slots__ = ("_runner", "answering", "blamed", "outcome", "socket", "usage")
+    __slots__ = ("_runner", "_ticket", "blamed", "outcome", "socket", "usage")
 
-    def __init__(self, runner: Runner, socket: Path) -> None:
+    def __init__(self, runner: Runner, socket: Path, ticket: Ticket) -> None:
         self._runner = runner
+        self._ticket = ticket
         self.socket = socket
-        self.answering = False
         self.outcome: Outcome | None = None
         self.usage: Usage | None = None
         self.blamed: bytes | None = None
         """Fingerprint of what was being asked when the engine died of itself."""
 
     def began(self) -> None:
-        self.answering = True
+        self._ticket.answering = True
 
     def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:
         self.outcome, self.usage = outcome, usage

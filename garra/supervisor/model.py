@@ -97,6 +97,11 @@ class Model:
         return len(self.leases) + self.lingering
 
     @property
+    def n_answering(self) -> int:
+        """Leases that surely are in a slot."""
+        return sum(ticket.answering for ticket in self.leases)
+
+    @property
     def leaving(self) -> bool:
         """It holds memory that will be back without further doing."""
         return self.held_mib > 0 and self.phase in _LEAVING

@@ -24,12 +24,14 @@ class Ticket:
     arrived: float
     number: int = 0
     granted: float | None = None
+    answering: bool = False
+    """The first byte of its answer came."""
     solo: bool = False
     """Suspected of having killed an engine: it runs alone."""
 
 
 class Shares:
-    """Tokens served to each client, with those of its parts below."""
+    """Tokens served to each client, and to the parts of those that have any."""
 
     __slots__ = ("_now", "_parts", "_tags")
 
@@ -38,39 +40,37 @@ class Shares:
         self._tags: dict[str, float] = {}
         self._parts: dict[str, Shares] = {}
 
-    def start(self, client: str) -> float:
-        """Where this client's next request would start; the smallest is next."""
-        return max(self._tags.get(client, 0.0), self._now)
-
     def key(self, wish: Wish) -> tuple[float, float]:
-        """Sorts requests by whose turn it is."""
+        """Sorts requests by whose turn it is: where each would start."""
         parts = self._parts.get(wish.client)
-        return self.start(wish.client), parts.start(wish.share) if parts else 0.0
+        return self._start(wish.client), parts._start(wish.share) if parts is not None else 0.0
 
     def charge(self, wish: Wish) -> None:
         """A request of this client begins: its expected tokens count at once."""
-        parts = self._parts.get(wish.client)
-        if parts is None:
-            parts = self._parts[wish.client] = Shares()
-        parts._begin(wish.share, wish.tokens)
         self._begin(wish.client, wish.tokens)
+        if wish.share or wish.client in self._parts:
+            if wish.client not in self._parts:
+                self._parts[wish.client] = Shares()
+            self._parts[wish.client]._begin(wish.share, wish.tokens)
 
     def correct(self, wish: Wish, tokens: float) -> None:
         """It has ended, and took `tokens`."""
-        self._add(wish.client, tokens - wish.tokens)
-        if (parts := self._parts.get(wish.client)) is not None:
-            parts._add(wish.share, tokens - wish.tokens)
+        if wish.client in self._tags:
+            self._tags[wish.client] += tokens - wish.tokens
+        parts = self._parts.get(wish.client)
+        if parts is not None and wish.share in parts._tags:
+            parts._tags[wish.share] += tokens - wish.tokens
+
+    def _start(self, name: str) -> float:
+        return max(self._tags.get(name, 0.0), self._now)
 
     def _begin(self, name: str, tokens: float) -> None:
-        self._now = self.start(name)
+        tag = self._tags.get(name, 0.0)
+        self._now = max(self._now, tag)
         self._tags[name] = self._now + tokens
         if len(self._tags) > _FORGET_ABOVE:  # whoever is not ahead of now is as good as new
             self._tags = {key: tag for key, tag in self._tags.items() if tag > self._now}
             self._parts = {key: part for key, part in self._parts.items() if key in self._tags}
-
-    def _add(self, name: str, tokens: float) -> None:
-        if name in self._tags:
-            self._tags[name] += tokens
 
 
 LaneKey = tuple[Priority, str, str, bool]

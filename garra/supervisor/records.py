@@ -72,7 +72,7 @@ def note(state: State, event: Event, effects: list[Effect]) -> None:
             model = state.models[ticket.wish.profile]
             model.release(ticket)
             model.queue.shares.correct(ticket.wish, 0.0)
-            ticket.granted = None
+            ticket.granted, ticket.answering = None, False
             model.queue.add(ticket)
         case PhaseChanged(profile):
             _follow(state, state.models[profile], event, effects)
