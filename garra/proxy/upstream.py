@@ -46,6 +46,8 @@ class Upstream(asyncio.Protocol):
         self.n_pieces = 0
         """Pieces of answers that came over this connection: the engine's sign of life."""
         self._transport: asyncio.Transport | None = None
+        self._news = asyncio.Event()
+        self._last: deque[bytes] = deque(maxlen=_TAIL_PIECES)
         self._reset()
 
     def _reset(self) -> None:
@@ -56,8 +58,8 @@ class Upstream(asyncio.Protocol):
         self._sink: asyncio.WriteTransport | None = None
         self._ended: bool | None = None
         self._congested = False
-        self._news = asyncio.Event()
-        self._last: deque[bytes] = deque(maxlen=_TAIL_PIECES)
+        self._news.clear()
+        self._last.clear()
         self.untouched = True
         """No byte of an answer came."""
 

@@ -25,7 +25,7 @@ from garra.supervisor.model import DOWN, LoadWish
 from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State
 from garra.supervisor.runner import Runner
-from garra.supervisor.schedule import decide
+from garra.supervisor.schedule import decide, end_at_once, serve_at_once
 from garra.tally import Tally
 from garra.traffic import Outcome, WaitNews, Wish
 
@@ -42,8 +42,11 @@ class _Hold:
         self._again = False
 
     async def __aenter__(self) -> RunnerLease:
-        self._lease = await self._fleet.enter(self._ticket, again=self._again)
-        return self._lease
+        lease = None if self._again else self._fleet.enter_at_once(self._ticket)
+        if lease is None:
+            lease = await self._fleet.enter(self._ticket, again=self._again)
+        self._lease = lease
+        return lease
 
     async def __aexit__(self, *exc: object) -> None:
         lease = self._lease
@@ -172,25 +175,34 @@ class EngineFleet:
 
     # -- for holds
 
+    def enter_at_once(self, ticket: Ticket) -> RunnerLease | None:
+        """A lease, if one is to be had this moment."""
+        runner = self._runners[ticket.wish.profile]
+        process = runner.process
+        if process is None or runner.phase is not Phase.READY or self._deciding:
+            return None
+        return RunnerLease(runner, process.socket, ticket) if serve_at_once(self._state, ticket, self.now()) else None
+
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
         runner = self._require_file(ticket.wish.profile)
-        event: do.Event = do.Arrived(ticket, self.now(), again)
+        self.post(do.Arrived(ticket, self.now(), again))
         while True:
-            self.post(event)
             if ticket.granted is None:
                 await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
                 return RunnerLease(runner, runner.process.socket, ticket)
-            event = do.Returned(ticket, self.now())  # it died in the breath between the grant and now
+            self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
 
     def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
         """The end of a lease, however it came. Never awaits."""
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
         if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
             watch.learn(usage.n_prompt, usage.prompt_ms)
-        tokens = usage.tokens if usage is not None else None
-        self.post(do.Ended(ticket, outcome, self.now(), tokens, lease.blamed))
+        now, tokens = self.now(), usage.tokens if usage is not None else None
+        event = do.Ended(ticket, outcome, now, tokens, lease.blamed)
+        if self._deciding or not end_at_once(self._state, event):
+            self.post(event)
 
     def news(self, ticket: Ticket) -> WaitNews:
         model = self._state.models.get(ticket.wish.profile)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
+from garra.traffic import Outcome
 
 DOWN = (Phase.COLD, Phase.FAILED)
 _LEAVING = (Phase.DRAINING, Phase.STOPPING, Phase.COLD, Phase.FAILED)
@@ -77,14 +78,8 @@ class Model:
 
     @property
     def calm(self) -> bool:
-        """READY, and nobody waits for it or for its place: the end of a lease changes nothing for anybody else."""
-        return (
-            self.phase is Phase.READY
-            and not self.queue.n
-            and self.contested is None
-            and self.closed_to is None
-            and not (self.profile.idle_ttl_s and not self.leases)
-        )
+        """READY, and nobody waits for it or for its place."""
+        return self.phase is Phase.READY and not self.queue.n and self.contested is None and self.closed_to is None
 
     @property
     def wanted(self) -> bool:
@@ -135,11 +130,44 @@ class Model:
         loading_s = 0.0 if self.phase is Phase.READY else self.reload_s
         return max(1, min(60, round(loading_s + rounds * each_s + 0.5)))
 
-    def release(self, ticket: Ticket) -> None:
-        """Its lease is over."""
-        if ticket in self.leases:
-            self.leases.remove(ticket)
-            self.n_solo_leases -= ticket.solo
+    def has_room_for(self, ticket: Ticket, now: float) -> bool:
+        """Whether it may have a slot this moment, given that nobody waits."""
+        if len(self.leases) + self.lingering >= self.slots:
+            return False
+        if self.profile.mode == "low_latency" or self.n_solo_leases:
+            self.see(ticket)
+            return self.may_take(ticket, now)
+        return True
+
+    def lease(self, ticket: Ticket, now: float) -> None:
+        """The ticket has a slot."""
+        ticket.granted = now
+        self.leases.add(ticket)
+        self.n_taken += 1
+        if ticket.solo:
+            self.n_solo_leases += 1
+        if self.contested is not None:
+            self.contested += 1
+        self.queue.charge(ticket, now)
+        self.tally.wait.add(now - ticket.arrived)
+
+    def complete(self, ticket: Ticket, tokens: float | None, now: float) -> None:
+        """A whole answer was given."""
+        self.release(ticket, Outcome.COMPLETE, tokens, now)
+        self.n_failed = 0
+        self.service_s = _learned(self.service_s, now - (ticket.granted or now))
+
+    def release(self, ticket: Ticket, outcome: Outcome, tokens: float | None, now: float) -> None:
+        """The lease is over."""
+        self.leases.discard(ticket)
+        if ticket.solo:
+            self.n_solo_leases -= 1
+        if not self.leases:
+            self.idle_since = now
+        self.tally.outcomes[outcome] += 1
+        if tokens is not None:
+            self.queue.shares.correct(ticket.wish, tokens)
+            self.tally.tokens += tokens
 
     def see(self, ticket: Ticket) -> None:
         """Remember who asks, to know whether the last slot must be kept for others."""
@@ -173,7 +201,10 @@ class Model:
         return True
 
     def learn_load(self, seconds: float) -> None:
-        self.load_s = seconds if self.load_s is None else self.load_s + _LEARN * (seconds - self.load_s)
+        """A load took so long."""
+        self.load_s = _learned(self.load_s, seconds)
 
-    def learn_service(self, seconds: float) -> None:
-        self.service_s = seconds if self.service_s is None else self.service_s + _LEARN * (seconds - self.service_s)
+
+def _learned(known: float | None, seconds: float) -> float:
+    """A moving average."""
+    return seconds if known is None else known + _LEARN * (seconds - known)

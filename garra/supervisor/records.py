@@ -70,7 +70,8 @@ def note(state: State, event: Event, effects: list[Effect]) -> None:
             model.tally.outcomes[Outcome.LEFT] += 1
         case Returned(ticket):
             model = state.models[ticket.wish.profile]
-            model.release(ticket)
+            model.leases.discard(ticket)
+            model.n_solo_leases -= ticket.solo
             model.queue.shares.correct(ticket.wish, 0.0)
             ticket.granted, ticket.answering = None, False
             model.queue.add(ticket)
@@ -144,20 +145,13 @@ def _objection(state: State, model: Model, ticket: Ticket, now: float) -> tuple[
 def _end(state: State, event: Ended, effects: list[Effect]) -> None:
     ticket, at = event.ticket, event.at
     model = state.models[ticket.wish.profile]
-    model.release(ticket)
-    model.tally.outcomes[event.outcome] += 1
-    if event.tokens is not None:
-        model.queue.shares.correct(ticket.wish, event.tokens)
-        model.tally.tokens += event.tokens
-    if not model.busy:
-        model.idle_since = at
+    if event.outcome is Outcome.COMPLETE:
+        model.complete(ticket, event.tokens, at)
+        state.blame.pop(ticket.wish.fingerprint or b"", None)
+        return
+    model.release(ticket, event.outcome, event.tokens, at)
     granted = ticket.granted if ticket.granted is not None else at
     match event.outcome:
-        case Outcome.COMPLETE:
-            model.n_failed = 0
-            model.learn_service(at - granted)
-            if ticket.solo:
-                state.blame.pop(ticket.wish.fingerprint or b"", None)
         case Outcome.FAILED:
             model.n_failed += 1
             if model.n_failed >= FAILURES_IN_A_ROW:

@@ -5,7 +5,7 @@ the same effects. The fleet posts what happened, in order, and performs what com
 
 The order of decisions, after every event:
 
- 0. A request for a READY engine that nobody waits for and that has a free slot gets it, and nothing else is looked at.
+ 0. Where nobody waits, neither for the model nor for its place, a free slot is given, and given back, at once.
  1. A newcomer is refused at once if garra is closing (503), if it killed the engine twice (500), if its engine is
     broken (503) or its queue is full while no slot is free (429). Otherwise it waits, if only for the next lines.
  2. Who has waited for `queue_timeout_s` is refused (504).
@@ -43,28 +43,35 @@ from garra.traffic import Outcome
 
 def decide(state: State, event: Event) -> list[Effect]:
     """What is to be done now that `event` happened, in order. See the module's docstring for the order of decisions."""
-    effects: list[Effect] = []
-    if isinstance(event, Arrived) and _at_once(state, event):
+    if isinstance(event, Arrived) and not event.again and serve_at_once(state, event.ticket, event.at):
         return [Grant(event.ticket)]
+    if isinstance(event, Ended) and end_at_once(state, event):
+        return []
+    effects: list[Effect] = []
     note(state, event, effects)
-    if not (isinstance(event, Ended) and state.models[event.ticket.wish.profile].calm):
-        _settle(state, event.at, effects)
+    _settle(state, event.at, effects)
     return effects
 
 
-def _at_once(state: State, event: Arrived) -> bool:
-    """The way of most requests, without a look at anything else: nobody waits and there is a free slot."""
-    ticket, now = event.ticket, event.at
+def serve_at_once(state: State, ticket: Ticket, now: float) -> bool:
+    """0. for a newcomer: whether it has a slot now. The whole of `decide` for most requests, for half of its cost."""
     model = state.models[ticket.wish.profile]
-    if not model.calm or state.blame or state.closing or event.again:
-        return False
-    model.see(ticket)
-    if model.busy >= model.slots or not model.may_take(ticket, now):
+    if not model.calm or state.blame or state.closing or not model.has_room_for(ticket, now):
         return False
     state.n_arrived += 1
     ticket.number = state.n_arrived
-    model.queue.charge(ticket, now)
-    _lease(model, ticket, now)
+    model.lease(ticket, now)
+    return True
+
+
+def end_at_once(state: State, event: Ended) -> bool:
+    """0. for an answer: whether its end changes nothing for anybody else. Then it is written down, and all is done."""
+    model = state.models[event.ticket.wish.profile]
+    if event.outcome is not Outcome.COMPLETE or not model.calm or event.ticket.solo:
+        return False
+    if model.profile.idle_ttl_s and len(model.leases) == 1:
+        return False
+    model.complete(event.ticket, event.tokens, event.at)
     return True
 
 
@@ -74,7 +81,7 @@ def _settle(state: State, now: float, effects: list[Effect]) -> None:
     waiting = [model for model in models if model.queue.n or model.wishes]
     for model in waiting:
         _expire(model, now, effects)
-        _refusebroken(model, now, effects)
+        _refuse_broken(model, now, effects)
     if any(model.wanted and model.phase is not Phase.READY for model in waiting):
         _place(state, now, effects)
     else:
@@ -104,7 +111,7 @@ def _expire(model: Model, now: float, effects: list[Effect]) -> None:
         effects.append(Refuse(oldest, QueueTimeout(what, fix=f"try again in {wait} s", retry_after_s=wait)))
 
 
-def _refusebroken(model: Model, now: float, effects: list[Effect]) -> None:
+def _refuse_broken(model: Model, now: float, effects: list[Effect]) -> None:
     if model.phase is not Phase.FAILED or any(not wish.tried for wish in model.wishes):
         return
     refuse_all(model, broken(model, now), Outcome.DOWN, effects)
@@ -143,19 +150,8 @@ def _dispatch(model: Model, now: float, effects: list[Effect]) -> None:
         if ticket is None:
             return
         model.queue.remove(ticket)
-        model.queue.charge(ticket, now)
-        _lease(model, ticket, now)
+        model.lease(ticket, now)
         effects.append(Grant(ticket))
-
-
-def _lease(model: Model, ticket: Ticket, now: float) -> None:
-    model.leases.add(ticket)
-    model.n_solo_leases += ticket.solo
-    model.n_taken += 1
-    if model.contested is not None:
-        model.contested += 1
-    ticket.granted = now
-    model.tally.wait.add(now - ticket.arrived)
 
 
 def _idle(model: Model) -> bool:
