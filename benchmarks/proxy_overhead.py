@@ -34,20 +34,12 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from garra.engine import smoke, store  # noqa: E402
-from garra.engine.source import load_pin  # noqa: E402
-from garra.spec import EngineBuild  # noqa: E402
+from benchmarks.harness.stubs import compile_tool, stubbed  # noqa: E402
 from tests.support import Garra  # noqa: E402
 
 Sample = dict[str, float]
 PROXY_CORE, LOAD_CORE = 0, 1
-STUB_PROFILE = """
-[profiles.demo]
-model = "file:{model}"
-mode = "high_throughput"
-slots = 128
-context = 512
-"""
+STUB_SETTINGS = 'mode = "high_throughput"\nslots = 128\ncontext = 512\n'
 
 GATES: dict[str, tuple[Callable[[float], bool], str, str]] = {
     # name: (holds, gate, stretch)
@@ -69,17 +61,9 @@ class Bench:
 
     folder: Path
     load: Path = field(init=False)
-    stub: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.load = self._compile("load")
-        self.stub = self._compile("stub_engine")
-
-    def _compile(self, name: str) -> Path:
-        out = self.folder / name
-        source = ROOT / "benchmarks" / "harness" / f"{name}.c"
-        subprocess.run(["cc", "-O2", "-o", str(out), str(source)], check=True)
-        return out
+        self.load = compile_tool("load", self.folder)
 
     def body(self, **fields: Any) -> Path:
         """A request body as a file."""
@@ -156,18 +140,10 @@ def cpu_s(pid: int) -> float:
 
 def stub_part(bench: Bench, rounds: int, quick: bool) -> dict[str, Any]:
     """The proxy's own cost, in front of an engine that costs nothing."""
-    data = bench.folder / "data"
-    engine_folder = data / "garra" / "engines" / "stub"
-    (engine_folder / "bin").mkdir(parents=True)
-    shutil.copy(bench.stub, engine_folder / "bin" / "llama-server")
-    store.write_manifest(engine_folder, EngineBuild("stub", load_pin().build, engine_folder, "cpu", ()))
-    (engine_folder.parent / "current").symlink_to("stub")
-    model = smoke.write_noise_model(bench.folder / "noise.gguf")
-    garra = Garra(data=data).configure(STUB_PROFILE.format(model=model)).up("demo")
-    assert garra.process is not None
-    rss_mb = psutil.Process(garra.process.pid).memory_info().rss / 1e6
-    pin = (os.cpu_count() or 1) > 1
-    try:
+    with stubbed(STUB_SETTINGS) as garra:
+        assert garra.process is not None
+        rss_mb = psutil.Process(garra.process.pid).memory_info().rss / 1e6
+        pin = (os.cpu_count() or 1) > 1
         with nginx_for(bench, garra.engine_socket()) as nginx:
             pids = {"garra": garra.process.pid} | ({"nginx": nginx[1]} if nginx else {})
             targets = {"direct": f"unix:{garra.engine_socket()}", "garra": garra.url.removeprefix("http://")}
@@ -205,8 +181,6 @@ def stub_part(bench: Bench, rounds: int, quick: bool) -> dict[str, Any]:
                 told = {key: round(statistics.median(s[key] for s in samples), 1) for key in samples[0]}
                 print(f"stub, {name:<7} {told}", file=sys.stderr)
             return judge_stub(measured) | {"idle_rss_mb": round(rss_mb, 1)}
-    finally:
-        garra.close()
 
 
 def judge_stub(measured: dict[str, list[Sample]]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ typedef struct {
     int open, streaming;
     long left, sent, interval_us;
     long long due;
-    size_t used;
+    size_t used, pending_n;
+    char *pending;  // what a reader that does not keep up still has to get
     char request[REQUEST_MAX];
 } Conn;
 
@@ -38,14 +39,19 @@ static long long now_ns(void) {
 }
 
 static void drop(int fd) {
-    conns[fd].open = conns[fd].streaming = 0;
+    Conn *c = &conns[fd];
+    c->open = c->streaming = 0;
+    free(c->pending);
+    c->pending = NULL;
+    c->pending_n = 0;
     close(fd);
 }
 
 static void put(int fd, const char *data, size_t n) {
-    while (n) {  // blocking enough for a benchmark whose readers keep up
+    Conn *c = &conns[fd];
+    while (n && c->open && !c->pending_n) {
         ssize_t done = write(fd, data, n);
-        if (done < 0 && errno == EAGAIN) continue;
+        if (done < 0 && errno == EAGAIN) break;
         if (done <= 0) {
             drop(fd);
             return;
@@ -53,6 +59,23 @@ static void put(int fd, const char *data, size_t n) {
         data += done;
         n -= done;
     }
+    if (!n || !c->open) return;
+    c->pending = realloc(c->pending, c->pending_n + n);
+    memcpy(c->pending + c->pending_n, data, n);
+    c->pending_n += n;
+}
+
+// 1 when nothing is left to be written.
+static int flush(int fd) {
+    Conn *c = &conns[fd];
+    size_t n = c->pending_n;
+    if (!n) return 1;
+    c->pending_n = 0;
+    char *data = c->pending;
+    c->pending = NULL;
+    put(fd, data, n);
+    free(data);
+    return c->open && !c->pending_n;
 }
 
 static void put_chunk(int fd, const char *event) {
@@ -95,6 +118,14 @@ static void start_stream(int fd, const char *body) {
 static void next_event(int fd) {
     Conn *c = &conns[fd];
     char event[512];
+    if (!flush(fd)) {
+        c->due = now_ns() + 5000000;
+        return;
+    }
+    if (c->left < 0) {
+        drop(fd);
+        return;
+    }
     if (!c->sent) {
         const char *head = "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\n"
             "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nAccess-Control-Allow-Origin: \r\n\r\n";
@@ -113,7 +144,8 @@ static void next_event(int fd) {
     put_chunk(fd, "data: {\"choices\":[{\"finish_reason\":\"stop\",\"index\":0,\"delta\":{}}],\"timings\":{\"predicted_n\":1}}\n\n");
     put_chunk(fd, "data: [DONE]\n\n");
     put(fd, "0\r\n\r\n", 5);
-    if (conns[fd].open) drop(fd);
+    c->left = -1;
+    if (conns[fd].open && !c->pending_n) drop(fd);
 }
 
 static void answer(int fd, char *body) {

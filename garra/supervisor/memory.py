@@ -1,4 +1,4 @@
-"""The memory models share, measured: VRAM where there is a GPU, else RAM."""
+"""The memory models share. A driver gives VRAM back some time after its process is gone: that is measured."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class HostMemory:
     def asked_back(self, pid: int) -> Callable[[], bool]:
         held = hardware.held_vram_mib(pid)
         if held:
-            vram = hardware.free_vram_mib() + int(held * _SHARE)
-            return lambda: hardware.free_vram_mib() >= vram
-        ram = _free_ram_mib() + int(_anonymous_mib(pid) * _SHARE)
-        return lambda: _free_ram_mib() >= ram
+            enough = hardware.free_vram_mib() + int(held * _SHARE)
+            return lambda: hardware.free_vram_mib() >= enough
+        return lambda: not psutil.pid_exists(pid)  # RAM is free before the process can be waited for
 
     async def read_ahead(self, path: Path) -> None:
         reading = _Reading()
@@ -53,16 +52,3 @@ class _Reading:
                     os.posix_fadvise(file.fileno(), offset, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
         except OSError:
             return  # the load itself will say what is wrong with the file
-
-
-def _free_ram_mib() -> int:
-    return int(psutil.virtual_memory().available // MIB)
-
-
-def _anonymous_mib(pid: int) -> int:
-    """RAM that only the end of the process gives back; mapped files count as free already."""
-    try:
-        told = psutil.Process(pid).memory_info()
-    except psutil.Error:
-        return 0
-    return int(max(0, told.rss - getattr(told, "shared", 0)) // MIB)
