@@ -8,6 +8,11 @@ flood         serves, and fills its log without a line end
 garbage       healthy, but answers completions with bytes that are not HTTP
 cut           healthy; streams one whole event and half of another, then dies
 slots         says it has one slot more than asked for
+sick          healthy and warm, and answers 500 to every request; after five of them to its warm-up as well
+dies          dies at each request, before it answers; a body with "fine" in it is answered
+late          streams 10 events, the first after 0.1 s, 50 a second
+ledger        like late, and writes every request it gets, and every first byte it sends, to the file LEDGER
+stuck         streams one event, and then nothing more, though it is healthy and says that its slots are busy
 """
 
 from __future__ import annotations
@@ -23,6 +28,14 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 STUB = os.environ.get("STUB", "")
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+LAST = (
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+    b'"timings":{"prompt_n":3,"prompt_ms":2.0,"predicted_n":10}}\n\n'
+)
+
+LOCK = threading.Lock()
+COUNT = {"busy": 0, "failed": 0}
 
 
 def argument(flag: str) -> str:
@@ -37,6 +50,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         slots = int(argument("-np"))
+        if self.path == "/slots":
+            self.answer([{"id": n, "is_processing": n < COUNT["busy"], "id_task": 1} for n in range(slots)])
+            return
         context = int(argument("-c")) // slots
         self.answer(
             {
@@ -48,9 +64,16 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/completion":
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/completion" and COUNT["failed"] < 5:
             self.answer({"tokens_predicted": 1})
+        elif STUB == "sick":
+            COUNT["failed"] += 1
+            self.answer({"error": {"code": 500, "message": "the stub is sick"}}, 500)
+        elif STUB == "dies" and b"fine" not in body:
+            os._exit(9)
+        elif STUB in ("late", "ledger", "stuck"):
+            self.stream(json.loads(body).get("user", ""))
         elif STUB == "garbage":
             self.wfile.write(b"\x00\x01 what?\r\n\r\n")
             self.close_connection = True
@@ -66,9 +89,31 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer({"choices": [{"message": {"role": "assistant", "content": "stub"}}]})
 
-    def answer(self, body: Any) -> None:
+    def stream(self, name: str) -> None:
+        COUNT["busy"] += 1
+        try:
+            enter(f"got {name}")
+            time.sleep(0.1)
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                + b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+            )
+            enter(f"sent {name}")
+            while STUB == "stuck":
+                time.sleep(0.1)
+            for event in (*[EVENT] * 9, LAST, b"data: [DONE]\n\n"):
+                time.sleep(0.02)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            pass
+        finally:
+            COUNT["busy"] -= 1
+            self.close_connection = True
+
+    def answer(self, body: Any, status: int = 200) -> None:
         encoded = json.dumps(body).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(encoded)))
         self.end_headers()
@@ -81,6 +126,15 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def get_request(self) -> Any:
         connection, _ = super().get_request()
         return connection, ("local", 0)
+
+
+def enter(line: str) -> None:
+    """One line of the ledger, on disk before anything else happens."""
+    if STUB == "ledger":
+        with LOCK, open(os.environ["LEDGER"], "a") as ledger:
+            ledger.write(line + "\n")
+            ledger.flush()
+            os.fsync(ledger.fileno())
 
 
 def flood() -> None:

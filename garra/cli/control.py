@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from garra import paths
-from garra.errors import EngineDown, GarraError, NotRunning
+from garra.errors import ConfigError, EngineDown, GarraError, NotRunning
 
 _TIME_LIMIT_S = 10.0
 _POLL_S = 0.15
@@ -86,7 +86,7 @@ class Control:
             raise NotRunning("garra is not running", fix="garra up") from None
         told: Report = reply.json()
         if reply.status_code >= 400:
-            raise _Told(told["error"]["message"])
+            raise _Told(told["error"])
         return told
 
 
@@ -94,6 +94,11 @@ class _Told(GarraError):
     """What the server answered; its message holds the fix already."""
 
     exit_code = 4
+
+    def __init__(self, error: Report) -> None:
+        super().__init__(error["message"])
+        if error.get("code") == ConfigError.code:
+            self.exit_code = ConfigError.exit_code
 
 
 def running() -> Control | None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from garra import config
 from garra.cli.engine import build_if_missing
-from garra.engine import store
+from garra.engine import smoke, store
+from garra.engine.source import load_pin
 from garra.registry import fetch
 from garra.spec import EngineBuild
+from tests import stub_engine
 from tests.support import Garra
+
+Make = Callable[..., Garra]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,3 +52,30 @@ def served(demo_model: Path) -> Iterator[Garra]:
     one = Garra().up("demo")
     yield one
     one.close()
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> Iterator[Make]:
+    """Makes a garra whose engine is the stub in the given mood. `settings` are lines of the profile demo, `top` lines
+    above all tables; there is a second profile, other."""
+    folder = tmp_path / "garra" / "engines" / "stub"
+    (folder / "bin").mkdir(parents=True)
+    server = folder / "bin" / "llama-server"
+    server.write_text(f"#!{sys.executable}\n" + Path(stub_engine.__file__).read_text())
+    server.chmod(0o755)
+    store.write_manifest(folder, EngineBuild("stub", load_pin().build, folder, "cpu", ()))
+    (folder.parent / "current").symlink_to("stub")
+    model = smoke.write_noise_model(tmp_path / "noise.gguf")
+    made: list[Garra] = []
+
+    def make(mood: str, settings: str = "", top: str = "", **environment: str) -> Garra:
+        one = Garra(data=tmp_path, STUB=mood, **environment)
+        table = f'model = "file:{model}"\nstop_grace_s = 1\nload_timeout_s = 2\ncontext = 512\n'
+        one.configure(f"{top}\n[profiles.demo]\n{table}{settings}\n[profiles.other]\n{table}")
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+    shutil.rmtree(tmp_path, ignore_errors=True)

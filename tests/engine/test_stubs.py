@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from garra.engine import smoke, store
-from garra.engine.source import load_pin
-from garra.spec import EngineBuild
-from tests import stub_engine
+from tests.engine.conftest import Make
 from tests.support import Garra, alive, eventually
-
-Make = Callable[[str], Garra]
-
-
-@pytest.fixture
-def stubbed(tmp_path: Path) -> Iterator[Make]:
-    """Makes a garra whose current engine is the stub in the given mood."""
-    folder = tmp_path / "garra" / "engines" / "stub"
-    (folder / "bin").mkdir(parents=True)
-    server = folder / "bin" / "llama-server"
-    server.write_text(f"#!{sys.executable}\n" + Path(stub_engine.__file__).read_text())
-    server.chmod(0o755)
-    store.write_manifest(folder, EngineBuild("stub", load_pin().build, folder, "cpu", ()))
-    (folder.parent / "current").symlink_to("stub")
-    model = smoke.write_noise_model(tmp_path / "noise.gguf")
-    made: list[Garra] = []
-
-    def make(mood: str) -> Garra:
-        one = Garra(data=tmp_path, STUB=mood)
-        one.configure(f'[profiles.demo]\nmodel = "file:{model}"\nstop_grace_s = 1\nload_timeout_s = 2\ncontext = 512\n')
-        made.append(one)
-        return one
-
-    yield make
-    for one in made:
-        one.close()
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 def ask(garra: Garra, *, stream: bool = False) -> httpx.Response:
