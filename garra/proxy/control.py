@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -45,6 +46,8 @@ class StatusReport(msgspec.Struct):
     uptime_s: float
     engine: str
     """Stamp of the engine build in use."""
+    tasks: int
+    """Running asyncio tasks: a number that must not grow."""
     profiles: list[ProfileReport]
 
 
@@ -91,7 +94,8 @@ class ControlServer:
     async def status(self, request: web.Request) -> web.Response:
         profiles = [self._profile(profile) for profile in self._fleet.profiles()]
         uptime_s = self._clock.now() - self._started
-        return _answer(StatusReport(__version__, os.getpid(), self._url, uptime_s, self._engine, profiles))
+        n_tasks = len(asyncio.all_tasks())
+        return _answer(StatusReport(__version__, os.getpid(), self._url, uptime_s, self._engine, n_tasks, profiles))
 
     def _profile(self, profile: Profile) -> ProfileReport:
         name, tally = profile.name, self._fleet.tally(profile.name)
