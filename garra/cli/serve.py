@@ -63,18 +63,13 @@ def up(
         _run_foreground(config, name, lambda: layers.load(overrides))
 
 
-def down(
-    profile: Annotated[str | None, typer.Argument(help="Unload only this profile.")] = None,
-) -> None:
-    """Stop garra and its engines, or unload one profile."""
+def down() -> None:
+    """Stop garra and its engines: running answers may end first (drain_s); a second time stops at once."""
     import time
 
     from garra.cli.control import Control, running
 
     control = Control()
-    if profile is not None:
-        say(f"unloading {control.unload(profile)}")
-        return
     control.shut_down()
     while running() is not None:
         time.sleep(0.05)

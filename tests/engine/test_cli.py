@@ -75,7 +75,7 @@ def test_a_second_up_loads_there_and_harms_nothing(garra: Garra) -> None:
 
 def test_down_of_one_profile_unloads_it_and_a_request_brings_it_back(garra: Garra) -> None:
     garra.up("demo")
-    assert garra.run("down", "demo").returncode == 0
+    assert garra.run("unload", "demo").returncode == 0
     eventually(lambda: garra.engine()["phase"] == "cold")
     assert httpx.get(f"{garra.url}/health?ready=1").status_code == 503
     body = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
