@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -129,7 +130,13 @@ async def _serve(
         reload=reloader.reload,
         shut_down=on_signal,
     )
-    loop.add_signal_handler(signal.SIGHUP, reloader.reload_or_log)
+    terminal = os.isatty(sys.stderr.fileno())
+
+    def on_hangup() -> None:
+        """A reload; but the terminal garra was started in may be gone, and then nobody wants it to go on."""
+        (on_signal if terminal and not os.isatty(sys.stderr.fileno()) else reloader.reload_or_log)()
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     public = web.ServerRunner(proxy.web_server(), shutdown_timeout=_SHUTDOWN_S)
     control = web.AppRunner(
         controller.application(), access_log=None, shutdown_timeout=_SHUTDOWN_S, handler_cancellation=True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
-from garra.traffic import Outcome
+from garra.traffic import Outcome, Priority
 
 DOWN = (Phase.COLD, Phase.FAILED)
 _LEAVING = (Phase.DRAINING, Phase.STOPPING, Phase.COLD, Phase.FAILED)
@@ -189,8 +189,10 @@ class Model:
         if self.profile.mode != "low_latency" or self.slots < 2:
             return True
         wish = ticket.wish
-        if wish.priority == 2 and sum(lease.wish.priority == 2 for lease in self.leases) >= self.slots - 1:
-            return False
+        if wish.priority is Priority.BATCH:
+            n_batch = sum(lease.wish.priority is Priority.BATCH for lease in self.leases)
+            if n_batch >= self.slots - 1:
+                return False
         if self.slots - self.busy > 1:
             return True
         recent = [key for key, at in self.seen.items() if now - at < CROWD_S]

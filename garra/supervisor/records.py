@@ -268,7 +268,8 @@ def broken(model: Model, now: float) -> EngineDown:
     """Why a request cannot be served by this engine, as its client is told."""
     fix = f"garra logs {model.name}; then: garra load {model.name}"
     if model.cause in HOPELESS:
-        return EngineDown(f"{model.name} cannot be loaded ({model.cause}): {model.detail}", fix=fix)
+        what = f"{model.name} cannot be loaded ({model.cause}): {model.detail}"
+        return EngineDown(what, fix=fix, retry_after_s=int(COOLDOWN_S))
     left_s = max(1, round(model.since + COOLDOWN_S - now))
     return EngineDown(f"{model.name} is down ({model.cause}): {model.detail}", fix=fix, retry_after_s=left_s)
 

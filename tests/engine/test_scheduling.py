@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
 import re
 import statistics
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -254,6 +260,30 @@ async def test_a_signal_and_a_watched_file_reload_too(stubbed: Make) -> None:
     assert garra.engine()["max_queue"] == 9
     file.write_text(text)
     await until(lambda: garra.engine()["max_queue"] == 128)
+
+
+def test_a_terminal_that_closes_ends_garra(stubbed: Make) -> None:
+    garra = stubbed("late")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "garra", "up", "demo", "--port", "0"]
+
+    def own_terminal() -> None:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    garra.process = subprocess.Popen(
+        command,
+        env=garra.env,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=own_terminal,  # noqa: PLW1509 - no threads here
+    )
+    os.close(slave)
+    eventually(lambda: garra.status_or_none() and garra.ready(), 60)
+    os.close(master)
+    garra.process.wait(30)
+    assert not list((garra.runtime / "engines").iterdir())
 
 
 async def test_pins_events_and_metrics(stubbed: Make) -> None:

@@ -75,3 +75,14 @@ def test_a_slow_prefill_is_left_alone(garra: Garra) -> None:
     assert len(seen) >= 8, "it took at least four seconds"
     assert garra.engine_pid() == pid
     assert garra.engine()["restarts"] == 0
+
+
+def test_a_long_answer_without_a_stream_is_left_alone(garra: Garra) -> None:
+    """No byte before the end, but the slots move with every token."""
+    garra.configure("[profiles.demo]\nstall_s = 1\n").up("demo")
+    pid = garra.engine_pid()
+    body = {"model": "demo", "max_tokens": 600, "messages": [{"role": "user", "content": "A story."}]}
+    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body | {"ignore_eos": True}, timeout=120)
+    assert reply.json()["usage"]["completion_tokens"] == 600
+    assert garra.engine_pid() == pid
+    assert garra.engine()["restarts"] == 0
