@@ -76,6 +76,9 @@ class World:
         self.granted: list[Ticket] = []
         self.returning: list[str] = []
         self.wake_at = float("inf")
+        self.n_events = 0
+        self.served_at: dict[str, list[int]] = {}
+        """For each model, the events at which it gave leases since it became READY."""
         self._inbox: list[do.Event] = []
         self._later: list[object] = []
         self._busy = False
@@ -191,7 +194,11 @@ class World:
         try:
             while self._inbox or self._later:
                 if self._inbox:
-                    for effect in decide(self.state, self._inbox.pop(0)):
+                    event = self._inbox.pop(0)
+                    self.n_events += 1
+                    if isinstance(event, do.PhaseChanged) and event.phase is Phase.READY:
+                        self.served_at[event.profile] = []
+                    for effect in decide(self.state, event):
                         self._perform(effect)
                 else:
                     self._later.pop(0)()  # type: ignore[operator]
@@ -250,8 +257,12 @@ class World:
     def _check_turn(self, ticket: Ticket) -> None:
         """Whoever has waited `max_wait_s` for a model that needs all the memory is next, once this one had its turn."""
         model = self.state.models[ticket.wish.profile]
-        had_its_turn = model.n_taken > model.slots and self.now - model.since >= model.profile.min_resident_s
-        if not had_its_turn or self.state.policy.fifo or any(m.pinned for m in self.state.models.values()):
+        served_at = self.served_at.setdefault(model.name, [])
+        had_its_turn = any(at < self.n_events for at in served_at)
+        served_at.append(self.n_events)
+        if not had_its_turn or self.now - model.since < model.profile.min_resident_s:
+            return
+        if self.state.policy.fifo or any(m.pinned for m in self.state.models.values()):
             return
         for other in self.state.models.values():
             whole = (other.profile.memory_mib or self.state.policy.budget_mib) == self.state.policy.budget_mib

@@ -40,16 +40,16 @@ def place(models: Collection[Model], policy: Policy, now: float) -> Moves:
     pinned_mib = sum(m.held_mib for m in models if m.pinned and m.phase is Phase.READY)
     for target in sorted((m for m in models if _needs_place(m)), key=lambda m: _urgency(m, now, policy)):
         need = target.need_mib(budget_mib)
-        others = pinned_mib - (target.held_mib if target.pinned and target.phase is Phase.READY else 0)
-        if need + others > budget_mib:
-            moves.hopeless.append((target, _why(target, need, others, budget_mib)))
+        if need + pinned_mib > budget_mib:
+            moves.hopeless.append((target, _why(target, need, pinned_mib, budget_mib)))
             continue
         free = budget_mib - sum(m.held_mib for m in models)
-        if need <= free and (not ahead_mib or need + ahead_mib + pinned_mib <= budget_mib):
-            if not target.held_mib:
-                target.held_mib = need
-                moves.load.append(target)
-                continue
+        if target.held_mib:
+            pass  # of its last engine: that is on its way back, nobody need leave for it
+        elif need <= free and (not ahead_mib or need + ahead_mib + pinned_mib <= budget_mib):
+            target.held_mib = need
+            moves.load.append(target)
+            continue
         elif not ahead_mib:
             contested |= _make_room(target, models, need - free, now, moves, policy)
         ahead_mib += need
@@ -80,7 +80,7 @@ def _make_room(
     target: Model, models: Iterable[Model], missing_mib: int, now: float, moves: Moves, policy: Policy
 ) -> set[str]:
     """Close or evict what must leave for `target`; the names of those it contends with."""
-    others = [m for m in models if m is not target and m.held_mib]
+    others = [m for m in models if m.held_mib]
     missing_mib -= sum(m.held_mib for m in others if m.leaving)
     if missing_mib <= 0:
         target.swapping = True

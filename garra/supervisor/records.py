@@ -32,7 +32,7 @@ from garra.supervisor.happenings import (
     WatchSlots,
 )
 from garra.supervisor.machine import COOLDOWN_S
-from garra.supervisor.model import DOWN, LoadWish, Model
+from garra.supervisor.model import LoadWish, Model
 from garra.supervisor.queue import Ticket
 from garra.traffic import Outcome
 
@@ -222,7 +222,7 @@ def _configure(state: State, event: Configured, effects: list[Effect]) -> None:
         if profile.pin != before.pin:
             model.pinned = profile.pin
         effects.append(Reprofile(profile))
-        if not profile.launches_like(before) and model.phase not in DOWN:
+        if not profile.launches_like(before) and model.phase in (Phase.LOADING, Phase.READY, Phase.BACKOFF):
             stop(model, Cause.REQUESTED, effects)
             state.n_arrived += 1
             model.wishes.append(LoadWish(name, event.at, state.n_arrived))

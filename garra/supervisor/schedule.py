@@ -171,9 +171,7 @@ def _wake(state: State, waiting: list[Model], now: float, effects: list[Effect])
     for model in waiting:
         if (oldest := model.queue.oldest()) is not None:
             moments.append(oldest.arrived + model.profile.queue_timeout_s)
-        if model.phase is not Phase.READY:
-            moments.append(model.overdue_at())
-        elif model.queue.n and model.busy < model.slots:  # a slot is kept for others who were about
+        if model.phase is Phase.READY and model.queue.n and model.busy < model.slots:  # kept for others who were about
             moments += [seen + CROWD_S for seen in model.seen.values()]
     for model in state.models.values():
         if model.contested is not None and model.phase is Phase.READY:

@@ -6,7 +6,14 @@ import os
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from garra.spec import Cause, Phase
 from garra.traffic import Outcome, Priority, Wish
@@ -32,13 +39,30 @@ class Days(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         made = profiles(
-            *NAMES, mode="high_throughput", slots=2, max_queue=6, max_wait_s=20, min_resident_s=3, swap_batch=4
+            *NAMES, mode="high_throughput", slots=2, max_queue=6, max_wait_s=10, min_resident_s=1, swap_batch=4
         )
         made["a"] = changed(made["a"], memory_mib=40)
         made["b"] = changed(made["b"], memory_mib=60, idle_ttl_s=15.0)
         made["c"] = changed(made["c"], memory_mib=100, queue_timeout_s=50.0)
         self.profiles = made
         self.world = World(made, 100)
+        self.prompt = False
+
+    @initialize(prompt=st.booleans())
+    def engines_are_prompt_or_not(self, prompt: bool) -> None:
+        """With prompt engines, a start and the return of memory take no time: more swaps in as many steps."""
+        self.prompt = prompt
+
+    @invariant()
+    def go_on(self) -> None:
+        for name in list(self.world.engines) if self.prompt else ():
+            self.world.memory_back(name)
+            self.world.ready(name)
+
+    @rule(profile=st.sampled_from("cd"), count=st.integers(2, 5))
+    def a_crowd_comes(self, profile: str, count: int) -> None:
+        for _ in range(count):
+            self.world.arrive(Wish(profile, "crowd"))
 
     @rule(
         profile=name,

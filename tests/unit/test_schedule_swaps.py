@@ -133,6 +133,17 @@ def test_as_many_leave_as_are_needed_and_no_more() -> None:
     assert [name for name, phase in phases(w).items() if phase is Phase.READY] in (["c"], ["a", "b"])
 
 
+def test_nobody_leaves_for_memory_that_is_on_its_way_back() -> None:
+    w = loaded(world_of("a", "b", memory_mib={"a": 60, "b": 40}), "a", "b")
+    w.advance(10)
+    w.dismiss("a")
+    w.arrive(Wish("a"))
+    w.advance(100)
+    assert phases(w) == {"a": Phase.COLD, "b": Phase.READY}
+    w.memory_back("a")
+    assert phases(w) == {"a": Phase.LOADING, "b": Phase.READY}
+
+
 def test_a_pinned_model_is_never_evicted_and_never_idle() -> None:
     w = loaded(world_of("a", "b", memory_mib={"a": 60, "b": 60}, idle_ttl_s=5), "a")
     w.pin("a", True)
