@@ -13,7 +13,7 @@ from garra.config import Config
 from garra.errors import EngineDied, EngineDown, Forbidden, GarraError, NotFound, TooLarge
 from garra.ports import Fleet, Hold
 from garra.proxy import guard
-from garra.proxy.forward import Call, Relayed, forward
+from garra.proxy.forward import Call, forward, relayed_response
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.patience import Patience
 from garra.proxy.route import FORWARDED, fingerprint, read_call, wish_of
@@ -126,7 +126,7 @@ class ProxyServer:
             if not call.begun or patience is None:
                 raise
             patience.fail(error)
-            return Relayed(200, keep_alive=False)
+            return relayed_response(200, keep_alive=False)
         finally:
             if patience is not None:
                 patience.stop()

@@ -181,7 +181,8 @@ class EngineFleet:
         process = runner.process
         if process is None or runner.phase is not Phase.READY or self._deciding:
             return None
-        return RunnerLease(runner, process.socket, ticket) if serve_at_once(self._state, ticket, self.now()) else None
+        served = serve_at_once(self._state, ticket, ticket.arrived)  # made a moment ago
+        return RunnerLease(runner, process.socket, ticket) if served else None
 
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
