@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from garra import paths
-from garra.errors import ConfigError, EngineDown, GarraError, NotRunning
+from garra.errors import EngineDown, GarraError, NotRunning, UnknownModel
 
 _TIME_LIMIT_S = 10.0
 _POLL_S = 0.15
@@ -19,28 +21,54 @@ Report = dict[str, Any]
 
 
 class Control:
-    """A running garra. Raises NotRunning where nobody answers."""
+    """A running garra. Raises NotRunning where nobody answers; `patient`: an answer may take as long as it likes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         import httpx  # here, because a garra that becomes the server should not carry it
 
         self._transport_error = httpx.TransportError
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(paths.control_socket(paths.runtime_dir()))),
             base_url="http://garra",
-            timeout=_TIME_LIMIT_S,
+            timeout=None if patient else _TIME_LIMIT_S,
         )
 
     def status(self) -> Report:
         return self._call("GET", "/garra/v1/status")
 
     def profile(self, name: str) -> Report:
-        """This profile's part of the status."""
-        return next(report for report in self.status()["profiles"] if report["engine"]["profile"] == name)
+        """This profile's part of the status; an alias will do. Raises UnknownModel."""
+        for report in self.status()["profiles"]:
+            if name == report["engine"]["profile"] or name in report["aliases"]:
+                found: Report = report
+                return found
+        raise UnknownModel(f'no profile is called "{name}" there', fix="garra status lists them")
 
     def load(self, name: str) -> str:
         """Starts loading; the profile's real name."""
         return str(self._call("POST", f"/garra/v1/profiles/{name}/load")["profile"])
+
+    def load_and_wait(self, name: str, on_progress: Callable[[Report], None]) -> Report:
+        """The profile's report when its engine is READY. Raises what keeps it from that."""
+        outcome: queue.SimpleQueue[GarraError | None] = queue.SimpleQueue()
+
+        def wait() -> None:
+            try:
+                Control(patient=True)._call("POST", f"/garra/v1/profiles/{name}/load?wait=1")
+                outcome.put(None)
+            except GarraError as error:
+                outcome.put(error)
+
+        threading.Thread(target=wait, daemon=True).start()  # a daemon: Ctrl-C need not wait for it
+        while True:
+            try:
+                error = outcome.get(timeout=_POLL_S)
+            except queue.Empty:
+                on_progress(self.profile(name)["engine"])
+                continue
+            if error is not None:
+                raise error
+            return self.profile(name)
 
     def unload(self, name: str) -> str:
         return str(self._call("POST", f"/garra/v1/profiles/{name}/unload")["profile"])
@@ -91,14 +119,18 @@ class Control:
 
 
 class _Told(GarraError):
-    """What the server answered; its message holds the fix already."""
-
-    exit_code = 4
+    """What the server answered; its message holds the fix already, and the exit code is that of the error's class."""
 
     def __init__(self, error: Report) -> None:
         super().__init__(error["message"])
-        if error.get("code") == ConfigError.code:
-            self.exit_code = ConfigError.exit_code
+        classes = {kind.code: kind for kind in _family(GarraError)}
+        self.exit_code = classes.get(str(error.get("code")), GarraError).exit_code
+
+
+def _family(kind: type[GarraError]) -> Iterator[type[GarraError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _family(child)
 
 
 def running() -> Control | None:

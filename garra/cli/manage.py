@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from garra.cli.serve import say, wait_and_greet
+from garra.cli.serve import load_there, say
 from garra.cli.status import JsonOption, print_json
 
 NameArgument = Annotated[str, typer.Argument(help="A profile or one of its aliases.")]
@@ -19,12 +19,10 @@ def load(
     """Load a profile's model, also one whose engine failed; others leave if they must."""
     from garra.cli.control import Control
 
-    control = Control()
-    name = control.load(profile)
     if no_wait:
-        say(f"loading {name}")
+        say(f"loading {Control().load(profile)}")
     else:
-        wait_and_greet(control, name)
+        load_there(Control(), profile)
 
 
 def unload(profile: NameArgument) -> None:

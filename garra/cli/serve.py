@@ -53,7 +53,7 @@ def up(
         config = layers.load({**flags, "profiles": {name: _assignments(settings)}})
     fetch.ensure(config.profile(name), say)
     if there is not None:
-        _load_there(there, name)
+        load_there(there, name)
     elif detach:
         _start_detached(name, flags, settings or [])
     else:
@@ -161,7 +161,7 @@ def _run_foreground(config: Config, name: str, read_config: Callable[[], Config]
         app.serve(config, name, narrator, read_config)
     except AlreadyRunning:  # another one has just begun: it does not answer yet
         narrator.close()
-        _load_there(wait_for_start(lambda: True), name)
+        load_there(wait_for_start(lambda: True), name)
     finally:
         narrator.close()
 
@@ -188,25 +188,26 @@ def _start_detached(name: str, flags: dict[str, Any], settings: list[str]) -> No
         if child.poll():
             raise typer.Exit(child.returncode) from None
         raise
-    wait_and_greet(control, name)
+    _show_until_ready(control, name, control.wait_ready)
     say(f"garra runs in the background (pid {child.pid}, log {log}); garra down stops it")
 
 
-def _load_there(control: Control, name: str) -> None:
-    control.load(name)
-    wait_and_greet(control, name)
+def load_there(control: Control, name: str) -> None:
+    """Load a profile in a running garra, with a progress bar, and say how to reach it."""
+    _show_until_ready(control, name, control.load_and_wait)
 
 
-def wait_and_greet(control: Control, name: str) -> None:
-    """Wait for a profile that loads, with a progress bar, and say how to reach it."""
+def _show_until_ready(
+    control: Control, name: str, wait: Callable[[str, Callable[[dict[str, Any]], None]], dict[str, Any]]
+) -> None:
     bar = _LoadingBar(name)
     try:
-        report = control.wait_ready(name, lambda engine: bar.show(engine["phase"], engine["load_fraction"]))
+        report = wait(name, lambda engine: bar.show(engine["phase"], engine["load_fraction"]))
     finally:
         bar.close()
     for warning in report["engine"]["warnings"]:
         say(f"warning: {warning}")
-    say(_greeting(control.status()["url"], name))
+    say(_greeting(control.status()["url"], report["engine"]["profile"]))
 
 
 class _LoadingBar:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _FOLLOW_POLL_S = 0.25
+_PIPE_WIDTH = 160
 
 
 def status(as_json: JsonOption = False) -> None:
@@ -88,15 +89,16 @@ def _print_table(rows: list[Report]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "DONE", "RSS", "PID", "NOTE"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "NOTE")
     for row in rows:
         engine = row["engine"]
         rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
         note = engine["detail"] or "; ".join(engine["warnings"]) or ("" if row["present"] else "not downloaded")
         phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
-        busy, waiting = engine["leases"] + engine["lingering"], f"{engine['waiting']}/{engine['max_queue']}"
+        busy, waiting = engine["leases"] + engine["lingering"], engine["waiting"]
         numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))
         table.add_row(engine["profile"], phase, *numbers, rss, str(engine["pid"] or ""), note)
-    Console().print(table)
+    console = Console()
+    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)

@@ -110,7 +110,16 @@ class ControlServer:
         )
 
     async def load(self, request: web.Request) -> web.Response:
-        return self._do(self._fleet.load, request)
+        """Starts a load; with `?wait=1` answers when it is over, and how."""
+        try:
+            profile = self._config.profile(request.match_info["name"])
+            loaded = self._fleet.load(profile.name)
+            if request.query.get("wait") in ("1", "true"):
+                await asyncio.wait((asyncio.ensure_future(loaded),))  # not `await`: a caller who leaves ends no load
+                await loaded
+            return _answer({"profile": profile.name})
+        except GarraError as error:
+            return render(error)
 
     async def unload(self, request: web.Request) -> web.Response:
         return self._do(self._fleet.unload, request)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.engine.conftest import Make
@@ -164,6 +165,28 @@ async def test_a_waiting_stream_is_kept_awake_in_its_own_api(stubbed: Make, path
     assert positions[0] > positions[-1] == 1, "it moves up"
     assert any(beat in line for line in last.lines)
     assert last.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_the_sdk_takes_comments_and_empty_chunks(garra: Garra) -> None:
+    garra.configure("first_byte_grace_s = 0.2\nheartbeat_s = 0.3\n[profiles.demo]\nslots = 1\n").up("demo")
+
+    async def one(client: openai.AsyncOpenAI, number: int) -> tuple[str, str | None]:
+        stream = await client.chat.completions.create(
+            model="demo",
+            stream=True,
+            max_tokens=60,
+            messages=[{"role": "user", "content": f"Tell me story {number}."}],
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        waited = any(chunk.id == "garra-waiting" for chunk in chunks)
+        return text, chunks[-1].choices[0].finish_reason if waited or number == 0 else "did not wait"
+
+    async with openai.AsyncOpenAI(base_url=f"{garra.url}/v1", api_key="any", max_retries=0) as client:
+        answers = await asyncio.gather(*(one(client, number) for number in range(4)))
+    assert all(text for text, _ in answers)
+    assert [reason for _, reason in answers].count("length") >= 3
 
 
 async def test_an_error_after_the_comments_is_an_event_in_the_stream(stubbed: Make) -> None:
