@@ -5,7 +5,7 @@
 #   make test                everything: checks, unit tests, tests with the real engine
 #   make check               format, lint, types, layers, unit tests: under a minute, no engine
 #   make soak                the long random runs, in full
-#   make bench               benchmarks/proxy_overhead.py
+#   make bench               everything in benchmarks/: about ten minutes
 #   make lock                resolve pyproject.toml anew into the lock files
 
 PYTHON ?= python3
@@ -55,6 +55,8 @@ soak: .venv/dev.stamp setup
 
 bench: .venv/dev.stamp setup
 	$(BIN)/python benchmarks/proxy_overhead.py
+	$(BIN)/python benchmarks/swap_thrash.py
+	$(BIN)/python benchmarks/hundred_clients.py
 
 lock: .venv/bin/python
 	$(BIN)/python -m pip install --quiet uv

@@ -15,7 +15,6 @@ client, which shares the machine). Four parts:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
@@ -33,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.harness.stubs import stubbed  # noqa: E402
+from benchmarks.harness.verdict import conclude, parser  # noqa: E402
 from tests.support import Garra  # noqa: E402
 
 FIRST_TOKEN_US, EVENT_EVERY_US = 100_000, 20_000
@@ -188,9 +188,7 @@ async def burst() -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     result: dict[str, float] = {}
     for part in (hundred_slots, eight_slots, stalled_reader, burst):
         measured = asyncio.run(part())
@@ -200,10 +198,7 @@ def main() -> int:
     missed += [name for name in ("lost_8_slots", "lost_beside_stalled", "burst_lost") if result[name]]
     if not 1 <= result["retry_after_min_s"] <= result["retry_after_max_s"] <= 60:
         missed.append("retry_after")
-    for name in missed:
-        print(f"MISSED {name}", file=sys.stderr)
-    print(json.dumps(result))
-    return 1 if options.check and missed else 0
+    return conclude(result, missed, check=options.check)
 
 
 if __name__ == "__main__":

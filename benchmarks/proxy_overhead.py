@@ -13,7 +13,6 @@ values.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -35,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.harness.stubs import compile_tool, stubbed  # noqa: E402
+from benchmarks.harness.verdict import conclude, parser  # noqa: E402
 from tests.support import Garra  # noqa: E402
 
 Sample = dict[str, float]
@@ -247,10 +247,9 @@ def engine_part(bench: Bench, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a gate is missed")
-    options = parser.parse_args()
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    options = options_parser.parse_args()
     rounds = 3 if options.quick else 5
     with tempfile.TemporaryDirectory(prefix="gb-") as folder:
         bench = Bench(Path(folder))
@@ -263,8 +262,7 @@ def main() -> int:
         if verdict == "MISSED":
             missed.append(name)
         print(f"{name:<18} {value!s:>9}   gate {gate:<8} stretch {stretch:<8} {verdict}", file=sys.stderr)
-    print(json.dumps(result))
-    return 1 if options.check and missed else 0
+    return conclude(result, missed, check=options.check)
 
 
 if __name__ == "__main__":

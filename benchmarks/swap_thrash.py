@@ -12,7 +12,6 @@ the queue wants the other model; neighbours of one model still run side by side)
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -27,6 +26,7 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.harness.verdict import conclude, parser  # noqa: E402
 from garra import config  # noqa: E402
 from tests.support import Garra  # noqa: E402
 
@@ -107,10 +107,9 @@ def run(order: str) -> Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
-    options = parser.parse_args()
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--rounds", type=int, default=3)
+    options = options_parser.parse_args()
     fair: list[Run] = []
     fifo: list[Run] = []
     for number in range(options.rounds):
@@ -130,10 +129,7 @@ def main() -> int:
     }
     missed = [name for name, target in TARGETS.items() if result[name] > target]
     missed += ["longest_wait_s"] * (result["longest_wait_s"] > max_wait_s) + ["failed"] * bool(result["failed"])
-    for name in missed:
-        print(f"MISSED {name}", file=sys.stderr)
-    print(json.dumps(result))
-    return 1 if options.check and missed else 0
+    return conclude(result, missed, check=options.check)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from garra.spec import Cause, Phase, Policy, SlotState
 from garra.traffic import Outcome, Wish
 from tests.fakes import profiles, settle
-from tests.stage import stage
+from tests.stage import Stage, stage
 
 
 async def test_the_next_model_waits_until_the_memory_is_back_but_not_for_ever() -> None:
@@ -38,23 +38,22 @@ async def test_the_next_model_waits_until_the_memory_is_back_but_not_for_ever() 
         await again.done()
 
 
+async def five_failures(s: Stage) -> None:
+    for _ in range(5):
+        request = s.request("a")
+        request.outcome = Outcome.FAILED
+        await settle()
+        await request.done()
+    await settle()
+
+
 async def test_an_engine_whose_answers_fail_must_prove_itself() -> None:
     async with stage("a") as s:
         await s.fleet.load("a")
-        for _ in range(5):
-            request = s.request("a")
-            request.outcome = Outcome.FAILED
-            await settle()
-            await request.done()
-        await settle()
+        await five_failures(s)
         assert s.fleet.status("a").phase is Phase.READY, "it still can: the requests were wrong"
         s.engines.sick = True
-        for _ in range(5):
-            request = s.request("a")
-            request.outcome = Outcome.FAILED
-            await settle()
-            await request.done()
-        await settle()
+        await five_failures(s)
         status = s.fleet.status("a")
         assert (status.phase, status.cause) == (Phase.BACKOFF, Cause.CRASH)
         assert "5 answers in a row failed; no token" in status.detail
