@@ -1,4 +1,4 @@
-"""The scheduler through a whole garra: what clients see while they wait, who goes first, what a reload touches."""
+"""The scheduler through a whole garra: who goes first, what a reload touches."""
 
 from __future__ import annotations
 
@@ -7,69 +7,17 @@ import fcntl
 import json
 import os
 import pty
-import re
 import statistics
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
-import pytest
 
+from tests.engine.asking import Client, Reply, until
 from tests.engine.conftest import Make
-from tests.support import Garra, eventually
-
-LATE = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
-
-
-class Client:
-    """Asks one garra; every answer of the late stub takes about 0.3 s of its slot."""
-
-    def __init__(self, garra: Garra) -> None:
-        self.http = httpx.AsyncClient(base_url=garra.url, timeout=60, limits=httpx.Limits(max_connections=None))
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.http.aclose()
-
-    async def ask(self, model: str = "demo", *, path: str = "/v1/chat/completions", **headers: str) -> Reply:
-        named = {f"X-Garra-{key.title()}": value for key, value in headers.items()}
-        begin, reply = time.monotonic(), Reply()
-        async with self.http.stream("POST", path, json=LATE | {"model": model}, headers=named) as answer:
-            reply.status, reply.headers = answer.status_code, dict(answer.headers)
-            try:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {") and not reply.first_s:
-                        reply.first_s = time.monotonic() - begin
-                    reply.lines.append(line)
-            except httpx.RemoteProtocolError:
-                reply.cut = True
-        reply.ended_at = time.monotonic()
-        return reply
-
-
-class Reply:
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.lines: list[str] = []
-        self.first_s = 0.0
-        self.ended_at = 0.0
-        self.cut = False
-
-    @property
-    def whole(self) -> bool:
-        return "data: [DONE]" in self.lines and not self.cut
-
-
-async def until(condition: Any, within_s: float = 20) -> None:
-    await asyncio.to_thread(eventually, condition, within_s)
+from tests.support import eventually
 
 
 async def test_a_greedy_client_does_not_make_another_wait(stubbed: Make) -> None:
@@ -143,97 +91,6 @@ async def test_a_full_queue_and_a_long_wait_are_told_with_a_time(stubbed: Make) 
     assert "try again in" in "".join(next(r for r in replies if r.status == 429).lines)
     outcomes = garra.report()["requests"]
     assert (outcomes["full"], outcomes["timeout"]) == (4, statuses.count(504))
-
-
-@pytest.mark.parametrize(
-    ("path", "beat"),
-    [
-        ("/v1/chat/completions", '"object":"chat.completion.chunk"'),
-        ("/v1/completions", '"object":"text_completion"'),
-        ("/v1/responses", "event: response.in_progress"),
-        ("/v1/messages", "event: ping"),
-    ],
-)
-async def test_a_waiting_stream_is_kept_awake_in_its_own_api(stubbed: Make, path: str, beat: str) -> None:
-    garra = stubbed("late", "slots = 1", "first_byte_grace_s = 0.2\nheartbeat_s = 0.4").up("demo")
-    async with Client(garra) as client:
-        replies = await asyncio.gather(*(client.ask(path=path) for _ in range(5)))
-    last = max(replies, key=lambda reply: len(reply.lines))
-    assert all(reply.whole for reply in replies)
-    positions = [int(found[1]) for line in last.lines if (found := re.match(r": garra queued position=(\d+)", line))]
-    assert positions == sorted(positions, reverse=True)
-    assert positions[0] > positions[-1] == 1, "it moves up"
-    assert any(beat in line for line in last.lines)
-    assert last.headers["content-type"].startswith("text/event-stream")
-
-
-async def test_the_sdk_takes_comments_and_empty_chunks(garra: Garra) -> None:
-    garra.configure("first_byte_grace_s = 0.2\nheartbeat_s = 0.3\n[profiles.demo]\nslots = 1\n").up("demo")
-
-    async def one(client: openai.AsyncOpenAI, number: int) -> tuple[str, str | None]:
-        stream = await client.chat.completions.create(
-            model="demo",
-            stream=True,
-            max_tokens=60,
-            messages=[{"role": "user", "content": f"Tell me story {number}."}],
-            extra_body={"ignore_eos": True},
-        )
-        chunks = [chunk async for chunk in stream]
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        waited = any(chunk.id == "garra-waiting" for chunk in chunks)
-        return text, chunks[-1].choices[0].finish_reason if waited or number == 0 else "did not wait"
-
-    async with openai.AsyncOpenAI(base_url=f"{garra.url}/v1", api_key="any", max_retries=0) as client:
-        answers = await asyncio.gather(*(one(client, number) for number in range(4)))
-    assert all(text for text, _ in answers)
-    assert [reason for _, reason in answers].count("length") >= 3
-
-
-async def test_an_error_after_the_comments_is_an_event_in_the_stream(stubbed: Make) -> None:
-    garra = stubbed("late", "slots = 1\nqueue_timeout_s = 0.6", "first_byte_grace_s = 0.2").up("demo")
-    async with Client(garra) as client:
-        chat = await asyncio.gather(*(client.ask() for _ in range(6)))
-        messages = await asyncio.gather(*(client.ask(path="/v1/messages") for _ in range(6)))
-    late = [reply for reply in chat if reply.cut]
-    assert late
-    for reply in late:
-        assert reply.status == 200
-        event = json.loads(reply.lines[-2].removeprefix("data: "))
-        assert event["error"]["code"] == "queue_timeout"
-    event = next(reply.lines for reply in messages if reply.cut)
-    assert "event: error" in event
-    assert json.loads(event[-2].removeprefix("data: "))["type"] == "error"
-
-
-async def test_a_refusal_of_the_engine_after_the_comments_is_an_event_too(garra: Garra) -> None:
-    garra.configure("first_byte_grace_s = 0.1\n[profiles.demo]\nslots = 1\ncontext = 512\n").up("demo")
-    long = {"model": "demo", "stream": True, "max_tokens": 100, "messages": [{"role": "user", "content": "A story."}]}
-    too_long = long | {"messages": [{"role": "user", "content": "word " * 3000}]}
-    async with httpx.AsyncClient(base_url=garra.url, timeout=60) as client:
-        first = asyncio.ensure_future(client.post("/v1/chat/completions", json=long))
-        await until(lambda: garra.engine()["leases"] == 1)
-        lines: list[str] = []
-        with pytest.raises(httpx.RemoteProtocolError):
-            async with client.stream("POST", "/v1/chat/completions", json=too_long) as reply:
-                async for line in reply.aiter_lines():
-                    lines.append(line)
-        await first
-    told = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
-    assert "exceeds the available context size" in told["error"]["message"]
-    assert told["error"]["type"] == "invalid_request_error"
-
-
-async def test_a_client_that_leaves_the_queue_is_gone_from_it(stubbed: Make) -> None:
-    garra = stubbed("late", "slots = 1").up("demo")
-    async with Client(garra) as client:
-        tasks = [asyncio.ensure_future(client.ask()) for _ in range(10)]
-        await until(lambda: garra.engine()["waiting"] >= 8)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: garra.engine()["waiting"] == garra.engine()["leases"] == 0)
-        await until(lambda: garra.engine()["lingering"] == 0)
-        assert (await client.ask()).whole
 
 
 async def test_a_reload_under_load_cuts_no_request_of_an_untouched_profile(stubbed: Make) -> None:

@@ -8,7 +8,8 @@ from garra.spec import Cause, Phase
 from garra.supervisor import machine as life
 from garra.supervisor.queue import Ticket
 from garra.traffic import Outcome, Priority, Wish
-from tests.world import World, changed, loaded, phases, world_of
+from tests.world import World, changed
+from tests.worlds import loaded, phases, world_of
 
 # -- slots and bounds
 

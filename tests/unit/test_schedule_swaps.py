@@ -10,7 +10,7 @@ import pytest
 from garra.spec import Phase
 from garra.supervisor.queue import Ticket
 from garra.traffic import Wish
-from tests.world import loaded, phases, swap, world_of
+from tests.worlds import loaded, phases, swap, world_of
 
 
 def test_waiters_of_one_model_share_one_load() -> None:
