@@ -14,18 +14,22 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import psutil
 
 from garra import hardware, paths
+from garra.engine import needs as needed
+from garra.engine import recipe as recipes
 from garra.engine import smoke, source, store
+from garra.engine import toolkit as toolkits
+from garra.engine.recipe import CudaToolkit, Recipe
+from garra.engine.toolkit import Release
 from garra.errors import BuildFailed, Taken
-from garra.spec import MIB, EngineBuild
+from garra.spec import MIB, Backend, BuildMode, EngineBuild
 from garra.supervisor.tether import tether
 
 TARGETS = (
@@ -48,6 +52,9 @@ class BuildPlan:
     """One build, decided but not started."""
 
     pin: source.Pin
+    recipe: Recipe
+    reason: str
+    """Why this backend."""
     stamp: str
     given: Path | None
     cmake: str
@@ -56,6 +63,11 @@ class BuildPlan:
     target: Path
     options: tuple[str, ...]
     jobs: int
+    toolkit: Release | None = None
+    """To be fetched first."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """What this machine lacks for it, each with what brings it."""
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def configure(self) -> list[str]:
@@ -73,36 +85,31 @@ class BuildPlan:
         return paths.state_dir() / "logs" / f"engine-build-{self.stamp}.log"
 
 
-def plan_build(given: Path | None = None, jobs: int | None = None) -> BuildPlan:
-    """What `garra engine build` would do on this machine. Raises BuildFailed naming a missing tool."""
+def plan_build(
+    given: Path | None = None,
+    jobs: int | None = None,
+    *,
+    backend: Backend | Literal["auto"] = "auto",
+    mode: BuildMode = "native",
+) -> BuildPlan:
+    """What `garra engine build` would do on this machine. Raises BuildFailed where no toolkit can be had."""
     pin = source.load_pin()
-    cmake = _tool("cmake", "pip install 'garra[build]'   (or: apt install cmake)")
-    ninja = _tool("ninja", "pip install 'garra[build]'   (or: apt install ninja-build)")
-    compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    if compiler is None or shutil.which(compiler) is None:
-        raise BuildFailed(
-            "cannot build the engine: there is no C++ compiler" + (f" ({compiler})" if compiler else ""),
-            fix="apt install g++   (Fedora: dnf install gcc-c++, macOS: xcode-select --install)",
-        )
-    options = (
-        "-DCMAKE_BUILD_TYPE=Release",
-        "-DGGML_NATIVE=ON",
-        f"-DLLAMA_BUILD_NUMBER={pin.build}",
-        f"-DLLAMA_BUILD_COMMIT={pin.tag}",
-        "-DLLAMA_BUILD_IS_DEV=OFF",
-        "-DLLAMA_BUILD_TESTS=OFF",
-        "-DLLAMA_BUILD_EXAMPLES=OFF",
-        "-DLLAMA_BUILD_APP=OFF",
-        "-DLLAMA_BUILD_UI=OFF",
-        "-DLLAMA_USE_PREBUILT_UI=OFF",  # nothing is fetched while compiling
-        "-DLLAMA_OPENSSL=OFF",  # engines listen on Unix sockets and download nothing
-        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-        "-DCMAKE_INSTALL_RPATH=$ORIGIN",  # programs and libraries move together
-    )
-    stamp = f"b{pin.build}-cpu-{_fingerprint(pin, given, options, compiler)}"
+    needs = needed.Needs()
+    cmake = needs.tool("cmake", "pip install 'garra[build]'   (or: apt install cmake)")
+    ninja = needs.tool("ninja", "pip install 'garra[build]'   (or: apt install ninja-build)")
+    compiler = needs.compiler()
+    host = hardware.detect()
+    chosen, reason = recipes.choose(host, needed.kit(host)) if backend == "auto" else (backend, "as asked")
+    cuda, release = toolkits.choose(host) if chosen == "cuda" else (None, None)
+    recipe = Recipe(chosen, mode, recipes.architectures(host, chosen, mode), cuda)
+    environment = needs.of_backend(chosen)
+    options = recipes.options(recipe, pin.build, pin.tag)
+    stamp = f"b{pin.build}-{chosen}-{_fingerprint(pin, given, options, compiler, mode, cuda)}"
     engines = paths.engines_dir()
     return BuildPlan(
         pin=pin,
+        recipe=recipe,
+        reason=reason,
         stamp=stamp,
         given=given,
         cmake=cmake,
@@ -111,11 +118,16 @@ def plan_build(given: Path | None = None, jobs: int | None = None) -> BuildPlan:
         target=engines / stamp,
         options=options,
         jobs=jobs or _jobs(),
+        toolkit=release,
+        missing=tuple(needs.missing),
+        environment=tuple(environment.items()),
     )
 
 
 def build(plan: BuildPlan, *, on_step: OnStep, say: source.Say) -> EngineBuild:
-    """Build, prove and switch; returns at once when this very engine exists. Raises BuildFailed, Taken."""
+    """Build, prove and switch; at once where this engine exists. Raises BuildFailed, DownloadFailed, Taken."""
+    for what, fix in plan.missing:
+        raise BuildFailed(f"cannot build the engine: {what}", fix=fix)
     engines = paths.engines_dir()
     engines.mkdir(parents=True, exist_ok=True)
     with (engines / ".lock").open("w") as lock:
@@ -125,6 +137,8 @@ def build(plan: BuildPlan, *, on_step: OnStep, say: source.Say) -> EngineBuild:
             raise Taken("another garra is building an engine", fix="wait until it is done") from None
         built = store.read(plan.target)
         if built is None:
+            if plan.toolkit is not None:
+                toolkits.fetch(plan.toolkit, say)
             patches = source.obtain(plan.pin, plan.work / "src", given=plan.given, say=say)
             _compile(plan, lock.fileno(), on_step, say)
             built = _install(plan, patches)
@@ -135,23 +149,23 @@ def build(plan: BuildPlan, *, on_step: OnStep, say: source.Say) -> EngineBuild:
         return built
 
 
-def _tool(name: str, fix: str) -> str:
-    """A program beside this Python (the `build` extra) or on PATH."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        raise BuildFailed(f"cannot build the engine: {name} is not installed", fix=fix)
-    return found
-
-
 def _jobs() -> int:
     fits = psutil.virtual_memory().available // MIB // _RAM_PER_JOB_MIB
     return max(1, min(hardware.usable_cpus(), fits))
 
 
-def _fingerprint(pin: source.Pin, given: Path | None, options: tuple[str, ...], compiler: str) -> str:
-    """Eight hex digits over all that shapes the programs: sources, patches, options, compiler and CPU."""
-    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    parts = [str(given or pin.sha256), *options, told, platform.machine(), _cpu_features()]
+def _fingerprint(
+    pin: source.Pin,
+    given: Path | None,
+    options: tuple[str, ...],
+    compiler: str,
+    mode: BuildMode,
+    cuda: CudaToolkit | None,
+) -> str:
+    """Eight hex digits over all that shapes the programs: sources, patches, options, compilers and CPU."""
+    parts = [str(given or pin.sha256), *options, needed.version_of(compiler), platform.machine()]
+    parts += [_cpu_features()] if mode != "portable" else []
+    parts += [cuda.release] if cuda is not None else []
     parts += [patch.read_text() for patch in pin.patches]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
@@ -179,7 +193,7 @@ def _run(command: list[str], plan: BuildPlan, lock: int, log: TextIO, on_step: O
 
     The step inherits the lock: should garra be killed, the next build waits for its last compiler.
     """
-    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
+    environment = {**os.environ, **dict(plan.environment), "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
     with subprocess.Popen(
         [*tether("TERM"), *command],  # ninja ends its compilers at SIGTERM
         stdout=subprocess.PIPE,
@@ -238,7 +252,18 @@ def _install(plan: BuildPlan, patches: tuple[str, ...]) -> EngineBuild:
     license_file = plan.work / "src" / "LICENSE"
     if license_file.exists():
         shutil.copy(license_file, part / "LICENSE")
-    built = EngineBuild(plan.stamp, plan.pin.build, plan.target, "cpu", patches)
+    recipe = plan.recipe
+    built = EngineBuild(
+        plan.stamp,
+        plan.pin.build,
+        plan.target,
+        recipe.backend,
+        patches,
+        mode=recipe.mode,
+        origin="built" if plan.given is None else "own sources",
+        provenance="" if plan.given is None else str(plan.given),
+        toolkit=recipe.cuda.release if recipe.cuda is not None else "",
+    )
     store.write_manifest(part, built)
     part.rename(plan.target)
     return built

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import http.client
 import json
+import os
 import random
 import socket
 import struct
@@ -17,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from garra.engine.argv import flags_of_help, smoke_argv, unsupported
+from garra.engine.argv import flags_of_help, needed_flags, smoke_argv, unsupported
 from garra.errors import BuildFailed
 from garra.spec import EngineBuild
 
@@ -70,18 +71,23 @@ def write_noise_model(path: Path, *, seed: int = 1) -> Path:
 
 def prove(build: EngineBuild) -> None:
     """Raises BuildFailed unless `build` knows garra's flags, loads a model and produces a token."""
-    server = build.tool("llama-server")
-    told = subprocess.run([str(server), "--help"], capture_output=True, text=True, check=False, timeout=START_LIMIT_S)
+    server, environment = build.tool("llama-server"), {**os.environ, **build.environment()}
+    told = subprocess.run(
+        [str(server), "--help"], capture_output=True, text=True, check=False, timeout=START_LIMIT_S, env=environment
+    )
     if told.returncode != 0:
         raise BuildFailed(f"the new engine does not start: {(told.stderr or told.stdout).strip()[-400:]}")
     with tempfile.TemporaryDirectory(prefix="garra-smoke-") as folder:
         address = Path(folder) / "smoke.sock"
         model = write_noise_model(Path(folder) / "noise.gguf")
         command = smoke_argv(server, model, address)
-        unknown = unsupported(command, flags_of_help(told.stdout + told.stderr))
+        unknown = unsupported([*command, *needed_flags()], flags_of_help(told.stdout + told.stderr))
         if unknown:
             raise BuildFailed(f"this engine does not know {', '.join(unknown)}", fix="build the pinned sources")
-        with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        with (
+            tempfile.TemporaryFile() as log,
+            subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process,
+        ):
             try:
                 tokens = _first_token(process, address)
             except (OSError, ValueError, http.client.HTTPException) as error:

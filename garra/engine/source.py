@@ -35,6 +35,10 @@ class Pin:
     folder: str
     patches: tuple[Path, ...]
 
+    @property
+    def names_of_patches(self) -> tuple[str, ...]:
+        return tuple(patch.stem for patch in self.patches)
+
 
 def load_pin() -> Pin:
     """The pin that ships with garra."""

@@ -79,7 +79,10 @@ def test_without_either_tool_the_package_is_named(tmp_path: Path, tree: Path, mo
 def test_the_shipped_pin_is_whole() -> None:
     shipped = source.load_pin()
     assert (shipped.build, shipped.tag, len(shipped.sha256)) == (11434, "b11434", 64)
-    assert [patch.name for patch in shipped.patches] == ["0001-one-deadline-for-the-disconnect-poll.patch"]
+    assert [patch.name for patch in shipped.patches] == [
+        "0001-one-deadline-for-the-disconnect-poll.patch",
+        "0002-fit-params-accounts-like-the-server.patch",
+    ]
     assert "Reason:" in shipped.patches[0].read_text()
     assert "Test:" in shipped.patches[0].read_text()
 
