@@ -1,102 +1,54 @@
-"""GGUF files of the `qwen35` architecture without real weights: full-shape ones with holes instead of data, which start
-like the real thing and take a few MB of disk, and tiny random ones."""
+"""GGUF files without real weights: full-shape ones with holes instead of data, which start like the real thing and take
+a few MB of disk, and small random ones that really run. What the architectures look like is in `shapes.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-FULL_ATTENTION_EVERY = 4
-CONV_KERNEL = 4
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_SMALL = ("conv1d", "norm", "bias", "ffn_gate_inp")
+"""Parts of names of tensors that are never quantised, besides those of one dimension."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One model's dimensions."""
+class Model:
+    """A model's header and tensor table."""
 
-    n_layer: int
-    n_embd: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_value_heads: int
-    n_key_heads: int
-    state: int
+    arch: str
     n_vocab: int
-    n_ctx: int
-    tied: bool = True
-    mtp: bool = False
+    values: Mapping[str, Any]
+    """Key-values, without the architecture's name before them."""
+    tensors: Mapping[str, tuple[int, ...]]
+    """Rows first, as numpy counts."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Types of single tensors."""
+    kind: str = "Q4_K"
+    """Of all other matrices."""
+
+    def kind_of(self, name: str) -> Any:
+        small = len(self.tensors[name]) == 1 or any(part in name for part in _SMALL)
+        return gguf.GGMLQuantizationType["F32" if small else self.kinds.get(name, self.kind)]
 
 
-QWEN35_4B = Shape(32, 2560, 9216, 16, 4, 256, 32, 16, 128, 248_320, 262_144, mtp=True)
-"""Qwen3.5-4B with its MTP layer, as its public configuration gives it."""
-
-
-def tensors_of(s: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes (rows first, as numpy counts) in file order."""
-    keys, values = s.n_key_heads * s.state, s.n_value_heads * s.state
-    yield "token_embd.weight", (s.n_vocab, s.n_embd)
-    yield "output_norm.weight", (s.n_embd,)
-    if not s.tied:
-        yield "output.weight", (s.n_vocab, s.n_embd)
-    for layer in range(s.n_layer + s.mtp):
-        block = {
-            "attn_norm": (s.n_embd,),
-            "post_attention_norm": (s.n_embd,),
-            "ffn_gate": (s.n_ff, s.n_embd),
-            "ffn_up": (s.n_ff, s.n_embd),
-            "ffn_down": (s.n_embd, s.n_ff),
-        }
-        if layer == s.n_layer or (layer + 1) % FULL_ATTENTION_EVERY == 0:
-            block |= {
-                "attn_q": (2 * s.n_head * s.head_dim, s.n_embd),  # query and gate
-                "attn_k": (s.n_head_kv * s.head_dim, s.n_embd),
-                "attn_v": (s.n_head_kv * s.head_dim, s.n_embd),
-                "attn_output": (s.n_embd, s.n_head * s.head_dim),
-                "attn_q_norm": (s.head_dim,),
-                "attn_k_norm": (s.head_dim,),
-            }
-        else:
-            block |= {
-                "attn_qkv": (2 * keys + values, s.n_embd),
-                "attn_gate": (values, s.n_embd),
-                "ssm_conv1d": (2 * keys + values, CONV_KERNEL),
-                "ssm_beta": (s.n_value_heads, s.n_embd),
-                "ssm_alpha": (s.n_value_heads, s.n_embd),
-                "ssm_norm": (s.state,),
-                "ssm_out": (s.n_embd, values),
-            }
-            yield f"blk.{layer}.ssm_dt.bias", (s.n_value_heads,)
-            yield f"blk.{layer}.ssm_a", (s.n_value_heads,)
-        if layer == s.n_layer:
-            block |= {"nextn.eh_proj": (s.n_embd, 2 * s.n_embd)}
-            block |= {f"nextn.{name}": (s.n_embd,) for name in ("enorm", "hnorm", "shared_head_norm")}
-        for name, shape in block.items():
-            yield f"blk.{layer}.{name}.weight", shape
-
-
-def write_sparse(path: Path, s: Shape) -> Path:
-    """A Q4_K file (embedding Q6_K, small tensors F32) whose weights are holes."""
-    writer = gguf.GGUFWriter(str(path), "qwen35")
-    _header(writer, s)
-    _vocabulary(writer, s.n_vocab)
+def write(path: Path, model: Model, *, seed: int | None = None) -> Path:
+    """The file; its weights are holes, or noise when there is a seed (then `kind` must be F32)."""
+    writer = gguf.GGUFWriter(str(path), model.arch)
+    writer.add_name(f"{model.arch} without real weights")
+    _values(writer, model)
+    _vocabulary(writer, model.n_vocab)
     total = 0
-    for name, shape in tensors_of(s):
-        small = len(shape) == 1 or "conv1d" in name
-        kind = gguf.GGMLQuantizationType.F32 if small else gguf.GGMLQuantizationType.Q4_K
-        if name == "token_embd.weight":
-            kind = gguf.GGMLQuantizationType.Q6_K
+    for name, shape in model.tensors.items():
+        kind = model.kind_of(name)
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         n_bytes = int(np.prod(shape, dtype=np.int64)) // per_block * block_bytes
         writer.add_tensor_info(name, list(shape), np.dtype(np.float32), n_bytes, raw_dtype=kind)
@@ -106,35 +58,30 @@ def write_sparse(path: Path, s: Shape) -> Path:
     writer.write_ti_data_to_file()
     file: Any = writer.fout[0]
     writer.write_padding(file, file.tell())
-    file.truncate(file.tell() + total)
+    if seed is None:
+        file.truncate(file.tell() + total)
+    else:
+        noise = np.random.default_rng(seed)
+        for name, shape in model.tensors.items():
+            data = np.ones(shape) if "norm" in name else noise.normal(0, 0.1, shape)
+            file.write(data.astype(np.float32).tobytes())
+            writer.write_padding(file, data.size * 4)
     writer.close()
     return path
 
 
-def _header(writer: Any, s: Shape) -> None:
-    rotary = s.head_dim // 4
-    section = (rotary // 2 + 2) // 3
-    writer.add_name("full-shape qwen35 without weights")
-    writer.add_block_count(s.n_layer + s.mtp)
-    writer.add_context_length(s.n_ctx)
-    writer.add_embedding_length(s.n_embd)
-    writer.add_feed_forward_length(s.n_ff)
-    writer.add_head_count(s.n_head)
-    writer.add_head_count_kv(s.n_head_kv)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e7)
-    writer.add_rope_dimension_count(rotary)
-    writer.add_rope_dimension_sections([section, section, rotary // 2 - 2 * section, 0])
-    writer.add_ssm_conv_kernel(CONV_KERNEL)
-    writer.add_ssm_inner_size(s.n_value_heads * s.state)
-    writer.add_ssm_state_size(s.state)
-    writer.add_ssm_time_step_rank(s.n_value_heads)
-    writer.add_ssm_group_count(s.n_key_heads)
-    writer.add_full_attention_interval(FULL_ATTENTION_EVERY)
-    if s.mtp:
-        writer.add_nextn_predict_layers(1)
+def _values(writer: Any, model: Model) -> None:
+    for key, value in model.values.items():
+        name = f"{model.arch}.{key}"
+        match value:
+            case bool():
+                writer.add_bool(name, value)
+            case int():
+                writer.add_uint32(name, value)
+            case float():
+                writer.add_float32(name, value)
+            case _:
+                writer.add_array(name, list(value))
 
 
 def _vocabulary(writer: Any, n_vocab: int) -> None:
