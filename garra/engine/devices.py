@@ -1,0 +1,39 @@
+"""GPUs that no driver library tells of, as the engine itself lists them. It opens each for a moment."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+from garra.host import Gpu
+from garra.spec import EngineBuild
+
+_LINE = re.compile(r"^\s+[A-Za-z]+(?P<index>\d+): (?P<name>.+) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)")
+_LIMIT_S = 30.0
+
+
+def listed(build: EngineBuild, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """What `llama-server --list-devices` shows; nothing when it does not answer."""
+    words = [str(build.tool("llama-server")), "--list-devices"]
+    try:
+        told = subprocess.run(
+            words,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse(told.stdout)
+
+
+def parse(text: str) -> tuple[Gpu, ...]:
+    """The lines `Vulkan0: NAME (TOTAL MiB, FREE MiB free)` as GPUs."""
+    found = (_LINE.match(line) for line in text.splitlines())
+    return tuple(
+        Gpu(int(m["index"]), m["name"], int(m["total"]), int(m["free"]), vendor="other") for m in found if m is not None
+    )
