@@ -18,24 +18,23 @@ import psutil
 import uvloop
 from aiohttp import web
 
-from garra import hardware, paths
+from garra import paths
 from garra.config import Config
-from garra.engine import store as engines
-from garra.engine.argv import server_argv
 from garra.engine.client import HttpEngine
-from garra.errors import ModelNotPresent, Taken
+from garra.errors import Taken
+from garra.events import Fact
 from garra.feed import Feed
-from garra.planner.plan import plan_launch
 from garra.proxy.control import ControlServer
 from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
 from garra.reload import Reloader
-from garra.spec import EngineStatus, LaunchPlan, Policy, Profile
+from garra.spec import EngineStatus
 from garra.supervisor import runfile
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.memory import HostMemory
 from garra.supervisor.process import ProcessSpawner
+from garra.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
@@ -94,17 +93,15 @@ async def _serve(
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, on_signal)
 
-    build = engines.current()
+    shop = Workshop(config)
     pool = UpstreamPool()
     clock, feed = LoopClock(), Feed()
     fleet = EngineFleet(
         config.profiles,
-        _policy(config),
-        make_plan=lambda profile: _make_plan(profile, build.backend),
+        shop.policy(),
+        plans=shop.plans(lambda: fleet.pids()),  # noqa: PLW0108 - there is no fleet yet
         locate=models.locate,
-        spawner=ProcessSpawner(
-            runtime / "engines", lambda plan, address: server_argv(build.tool("llama-server"), plan, address)
-        ),
+        spawner=ProcessSpawner(runtime / "engines", shop.argv, shop.environment),
         http=HttpEngine(),
         connections=pool,
         memory=HostMemory(),
@@ -115,16 +112,20 @@ async def _serve(
     proxy = ProxyServer(config, fleet, pool)
 
     def apply(after: Config) -> None:
-        fleet.configure(after.profiles, _policy(after))
+        shop.configure(after)
+        fleet.configure(after.profiles, shop.policy(fleet.pids()))
         proxy.configure(after)
         controller.configure(after)
+        if shop.renew():
+            fleet.renew()
+            feed.tell(Fact("engine", "", shop.build.stamp))
 
     reloader = Reloader(config, read_config, apply, feed.tell)
     controller = ControlServer(
         config,
         fleet,
         url=url,
-        engine=build.stamp,
+        engine=lambda: shop.build.stamp,
         clock=clock,
         follow=feed.follow,
         reload=reloader.reload,
@@ -148,7 +149,7 @@ async def _serve(
         _watching(config, reloader),
     ):
         paths.control_socket(runtime).chmod(0o600)
-        log.info("listening on %s (engine %s)", url, build.stamp)
+        log.info("listening on %s (engine %s)", url, shop.build.stamp)
         try:
             await _first_of(_start(fleet, profile, url, narrator), stop.wait())
             await stop.wait()
@@ -156,6 +157,7 @@ async def _serve(
             log.info("shutting down; Ctrl-C stops at once")
             await _first_of(fleet.close(), hurry.wait())
             pool.close_all()
+            shop.close()
     paths.control_socket(runtime).unlink(missing_ok=True)
 
 
@@ -210,27 +212,6 @@ async def _watch_file(reloader: Reloader) -> None:
     async for changes in watchfiles.awatch(file.parent, recursive=False, step=50):
         if any(Path(name).name == file.name for _, name in changes):
             reloader.reload_or_log()
-
-
-def _policy(config: Config) -> Policy:
-    settings = config.settings
-    return Policy(_budget_mib(config), settings.drain_s, fifo=settings.swap_order == "fifo")
-
-
-def _budget_mib(config: Config) -> int:
-    """What all engines may take together: as configured, else the VRAM, else three quarters of the RAM."""
-    if config.settings.memory_budget_mib is not None:
-        return config.settings.memory_budget_mib
-    host = hardware.detect()
-    return max((gpu.total_mib for gpu in host.gpus), default=host.ram_total_mib * 3 // 4)
-
-
-def _make_plan(profile: Profile, backend: str) -> LaunchPlan:
-    found = models.locate(profile.model)
-    if found is None:
-        raise ModelNotPresent(f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}")
-    models.check(found)
-    return plan_launch(profile, hardware.detect(), backend, found)
 
 
 def _fresh(address: Path) -> Path:

@@ -149,7 +149,10 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(60, gt=0)
     """And every so long an empty event of its API."""
     memory_budget_mib: int | None = Field(None, gt=0)
-    """Memory all engines may take together; unset: the VRAM, or three quarters of the RAM."""
+    """Memory all engines may take together, of the kind they compute in; unset: what other programs leave."""
+    vram_margin_mib: int = Field(384, ge=0)
+    """Left free on every GPU."""
+    ram_margin_mib: int = Field(1024, ge=0)
     swap_order: Literal["fair", "fifo"] = "fair"
     """fifo: models follow each other strictly in the order of arrival, for comparison."""
     keyless_priority: PriorityName = "normal"

@@ -86,3 +86,8 @@ def runtime_dir() -> Path:
 
 def control_socket(runtime: Path) -> Path:
     return runtime / "control.sock"
+
+
+def state_db() -> Path:
+    """What must last: see garra/store.py."""
+    return state_dir() / "state.db"

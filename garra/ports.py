@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from garra.bill import Claim, Need, Place
 from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
 from garra.tally import Tally
 from garra.traffic import Outcome, Usage, WaitNews, Wish
@@ -49,6 +50,30 @@ class EngineProcess(Protocol):
         ...
 
     def rss_bytes(self) -> int | None: ...
+
+
+class Plans(Protocol):
+    """What fits where on this machine. Answers may take a second; nobody waits for them on the event loop."""
+
+    async def need(self, profile: Profile) -> Need:
+        """What the profile takes while nothing else of garra's is loaded."""
+        ...
+
+    async def plan(self, profile: Profile, place: Place) -> LaunchPlan:
+        """The launch for this moment, within its place. Raises ModelNotPresent, BadModel, DoesNotFit."""
+        ...
+
+    async def lower(self, plan: LaunchPlan, wished: Profile, why: str) -> bool:
+        """The plan ran out of memory: the next one asks for less. False when there is no smaller one."""
+        ...
+
+    async def learn(self, plan: LaunchPlan, pid: int) -> None:
+        """The plan's engine is READY: what it really took counts from now on."""
+        ...
+
+    async def budget(self, pids: Sequence[int]) -> Claim:
+        """What all engines may take now; `pids` are theirs, everybody else's memory is taken off."""
+        ...
 
 
 class Spawner(Protocol):

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from garra.bill import Bill, Claim
+
 MIB = 1024 * 1024
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Speculation = Literal["none", "mtp", "ngram"]
 Mode = Literal["low_latency", "high_throughput"]
 OnOffAuto = Literal["on", "off", "auto"]
+Backend = Literal["cpu", "cuda", "vulkan", "hip", "metal"]
+BuildMode = Literal["native", "portable", "dev"]
 
 
 class Phase(enum.StrEnum):
@@ -55,32 +59,6 @@ class Cause(enum.StrEnum):
 
 ORDERLY = frozenset({Cause.REQUESTED, Cause.EVICTED, Cause.IDLE})
 HOPELESS = frozenset({Cause.BAD_FLAG, Cause.BAD_MODEL})
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as the driver reports it."""
-
-    index: int
-    name: str
-    total_mib: int
-    free_mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostSpec:
-    """What this machine has, at the time of asking."""
-
-    cores: int
-    """Physical cores this process may use."""
-    ram_total_mib: int
-    ram_free_mib: int
-    gpus: tuple[Gpu, ...] = ()
-
-    @property
-    def free_vram_mib(self) -> int:
-        """Free MiB of the emptiest GPU, 0 without one."""
-        return max((gpu.free_mib for gpu in self.gpus), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +158,8 @@ _ONLY_GARRAS: dict[str, Any] = {
 class Policy:
     """What holds for all models together."""
 
-    budget_mib: int
-    """Memory all engines may take."""
+    budget: Claim
+    """Memory all engines may take, by device."""
     drain_s: float = 10.0
     """How long running answers may go on when their engine is to stop."""
     fifo: bool = False
@@ -193,12 +171,25 @@ class LaunchPlan:
     """Everything one engine start needs except the socket, which is fresh at every spawn."""
 
     profile: Profile
+    """As it is started: where memory is short, with less than was asked for."""
     model_path: Path
     threads: int
     gpu_layers: int
     """999 stands for all: more layers than any model has."""
     notes: tuple[str, ...] = ()
     """Decisions a person may want to know."""
+    gpu: int | None = None
+    """Number of the GPU as the driver counts; None: none is used."""
+    experts_on_host: int = 0
+    """How many layers, from the first, keep a mixture's experts in host memory."""
+    checkpoints: int = 32
+    """Snapshots per slot a model that cannot rewind may keep in host memory."""
+    bill: Bill | None = None
+    """What it takes of each memory."""
+    rung: int = 0
+    """How far down the ladder it stands: 0 is what the profile asks for."""
+    engine: str = ""
+    """Stamp of the engine it was made for."""
 
     @property
     def total_context(self) -> int:
@@ -208,13 +199,26 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
-    """A compiled engine on disk."""
+    """An engine on disk."""
 
     stamp: str
     build_number: int
     folder: Path
     backend: str
     patches: tuple[str, ...]
+    mode: str = "native"
+    origin: str = "built"
+    """`built` from the pinned sources, from the user's `own sources`, `prebuilt` on the package index, or `given`."""
+    provenance: str = ""
+    """Where a prebuilt or given one comes from, with its hash."""
+    library_path: tuple[str, ...] = ()
+    """Folders its libraries are looked up in, where its own rpath does not name them."""
+    toolkit: str = ""
+    """The CUDA release it was compiled with."""
+
+    def environment(self) -> dict[str, str]:
+        """What its programs need in their environment besides ours."""
+        return {"LD_LIBRARY_PATH": ":".join(self.library_path)} if self.library_path else {}
 
     def tool(self, name: str) -> Path:
         """The path of one of its programs."""
@@ -275,6 +279,10 @@ class EngineStatus:
     pinned: bool = False
     restarts: int = 0
     rss_mib: int | None = None
+    engine: str = ""
+    """Stamp of the build it runs on."""
+    planned_mib: Claim = field(default_factory=dict)
+    """What it was planned to take, by device."""
     warnings: tuple[str, ...] = field(default=())
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from garra import config
+from garra.bill import HOST, Claim, Need, Place
 from garra.errors import EngineDown
-from garra.planner.plan import plan_launch
-from garra.spec import Cause, EngineExit, EngineProps, HostSpec, LaunchPlan, Profile, SlotState
-
-HOST = HostSpec(cores=2, ram_total_mib=8192, ram_free_mib=6000)
+from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile, SlotState
 
 
 @dataclass
@@ -145,7 +143,34 @@ def profiles(*names: str, **changes: object) -> dict[str, Profile]:
 
 
 def plan_for(profile: Profile) -> LaunchPlan:
-    return plan_launch(profile, HOST, "cpu", Path(f"/models/{profile.name}.gguf"))
+    return LaunchPlan(profile, Path(f"/models/{profile.name}.gguf"), threads=2, gpu_layers=0)
+
+
+class FakePlans:
+    """Every profile takes what it says, or the whole budget; a test may take some of that away."""
+
+    def __init__(self, budget_mib: int) -> None:
+        self.budget_mib = budget_mib
+        self.lighter = False
+        """Whether there is a smaller plan for one that ran out of memory."""
+        self.lowered: list[str] = []
+        self.learned: list[int] = []
+
+    async def need(self, profile: Profile) -> Need:
+        return Need(0, profile.memory_mib or self.budget_mib)
+
+    async def plan(self, profile: Profile, place: Place) -> LaunchPlan:
+        return plan_for(profile)
+
+    async def lower(self, plan: LaunchPlan, wished: Profile, why: str) -> bool:
+        self.lowered.append(why)
+        return self.lighter
+
+    async def learn(self, plan: LaunchPlan, pid: int) -> None:
+        self.learned.append(pid)
+
+    async def budget(self, pids: Sequence[int]) -> Claim:
+        return {HOST: self.budget_mib}
 
 
 async def settle() -> None:

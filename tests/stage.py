@@ -7,17 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from garra.bill import HOST
 from garra.ports import Lease
 from garra.spec import Policy
 from garra.supervisor.fleet import EngineFleet
 from garra.traffic import Outcome, Wish
-from tests.fakes import FakeClock, FakeEngines, plan_for, profiles
+from tests.fakes import FakeClock, FakeEngines, FakePlans, profiles
 
 
 class Stage:
     """A running fleet, its fakes, and requests as tasks a test can hold and release."""
 
-    def __init__(self, fleet: EngineFleet, engines: FakeEngines, clock: FakeClock) -> None:
+    def __init__(self, fleet: EngineFleet, engines: FakeEngines, clock: FakeClock, plans: FakePlans) -> None:
+        self.plans = plans
         self.fleet = fleet
         self.engines = engines
         self.clock = clock
@@ -56,12 +58,12 @@ class Request:
 
 @contextlib.asynccontextmanager
 async def stage(*names: str, present: bool = True, budget_mib: int = 1000, **changes: object) -> AsyncIterator[Stage]:
-    engines, clock = FakeEngines(), FakeClock()
+    engines, clock, plans = FakeEngines(), FakeClock(), FakePlans(budget_mib)
     changes = {"slots": 8, "mode": "high_throughput"} | changes
     fleet = EngineFleet(
         profiles(*names, **changes),
-        Policy(budget_mib, fifo=True),
-        make_plan=plan_for,
+        Policy({HOST: budget_mib}, fifo=True),
+        plans=plans,
         locate=lambda model: Path(model) if present else None,
         spawner=engines,
         http=engines,
@@ -70,4 +72,4 @@ async def stage(*names: str, present: bool = True, budget_mib: int = 1000, **cha
         clock=clock,
     )
     async with fleet:
-        yield Stage(fleet, engines, clock)
+        yield Stage(fleet, engines, clock, plans)

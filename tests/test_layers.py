@@ -19,7 +19,15 @@ LEVELS = {
     "events": WORDS,
     "tally": WORDS,
     "traffic": WORDS,
+    "bill": WORDS,
+    "host": WORDS,
     "engine.argv": PURE,
+    "engine.recipe": PURE,
+    "planner.memory": PURE,
+    "planner.room": PURE,
+    "registry.card": PURE,
+    "registry.ggml": PURE,
+    "registry.header": PURE,
     "planner.plan": PURE,
     "proxy.guard": PURE,
     "proxy.route": PURE,
@@ -39,7 +47,16 @@ LEVELS = {
     "hardware": EDGE,
     "package_index": EDGE,
     "paths": EDGE,
+    "engine.accounting": EDGE,
     "engine.build": EDGE,
+    "engine.devices": EDGE,
+    "engine.given": EDGE,
+    "engine.needs": EDGE,
+    "engine.toolkit": EDGE,
+    "gpus": EDGE,
+    "ledger": EDGE,
+    "registry.gguf": EDGE,
+    "store": EDGE,
     "engine.client": EDGE,
     "engine.smoke": EDGE,
     "engine.source": EDGE,
@@ -58,7 +75,9 @@ LEVELS = {
     "supervisor.tether": EDGE,
     "proxy.control": DRIVER,
     "proxy.server": DRIVER,
+    "planning": DRIVER,
     "reload": DRIVER,
+    "workshop": DRIVER,
     "supervisor.chores": DRIVER,
     "supervisor.fleet": DRIVER,
     "supervisor.lease": DRIVER,
@@ -69,7 +88,7 @@ LEVELS = {
 # Modules that do I/O, read a clock or draw at random: not for words and pure files.
 IMPURE = frozenset(
     "aiohttp asyncio ctypes fcntl glob httpx huggingface_hub io logging os psutil pydantic pynvml random rich secrets "
-    "select shutil socket subprocess tempfile threading time typer uvloop".split()
+    "sqlite3 select shutil socket subprocess tempfile threading time typer uvloop".split()
 )
 # Heavy libraries and the only places that may import them.
 HOMES = {
@@ -77,7 +96,7 @@ HOMES = {
     "pydantic_settings": ("config",),
     "aiohttp": ("app", "engine.client", "proxy.control", "proxy.forward", "proxy.patience", "proxy.server"),
     "prometheus_client": ("proxy.metrics",),
-    "pynvml": ("hardware",),
+    "pynvml": ("gpus",),
     "watchfiles": ("app",),
     "rich": ("cli.",),
     "httpx": ("cli.",),

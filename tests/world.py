@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from dataclasses import replace
 
+from garra.bill import HOST, Claim, Need, beyond, plus
 from garra.spec import Cause, EngineExit, Phase, Policy, Profile
 from garra.supervisor import happenings as do
 from garra.supervisor import machine as life
@@ -26,7 +27,7 @@ class Engine:
         self.machine = life.Machine()
         self.alive = False
         self.answers_term = True
-        self.held_mib = 0
+        self.held: Claim = {}
         """What it takes, until the world says it is back."""
         self.orphans = 0
         """Slots that work on for clients who left."""
@@ -46,8 +47,9 @@ class Engine:
         match effect:
             case life.Spawn():
                 assert not self.alive, "one live process per profile"
-                assert not self.held_mib or self.world.state.models[self.profile.name].held_mib
-                self.alive, self.held_mib = True, self.profile.memory_mib or self.world.state.policy.budget_mib
+                model = self.world.state.models[self.profile.name]
+                assert not self.held or model.held
+                self.alive, self.held = True, model.held
             case life.Signal(signum) if self.alive and (signum == signal.SIGKILL or self.answers_term):
                 self.end(Cause.REQUESTED)
             case life.Arm(timer, delay_s, epoch):
@@ -64,9 +66,13 @@ class Engine:
 class World:
     """Performs effects and keeps the books the scheduler is judged by."""
 
-    def __init__(self, profiles: dict[str, Profile], budget_mib: int, *, fifo: bool = False) -> None:
+    def __init__(self, profiles: dict[str, Profile], budget: Claim, *, fifo: bool = False) -> None:
         self.now = 0.0
-        self.state = State(Policy(budget_mib, fifo=fifo))
+        self.needs: dict[str, Need] = {}
+        """What profiles take that do not say so themselves."""
+        self.peak: dict[str, int] = {}
+        """The most that was ever held, by device."""
+        self.state = State(Policy(budget, fifo=fifo))
         self.engines: dict[str, Engine] = {}
         self.answered: Counter[object] = Counter()
         self.waiting: list[Ticket] = []
@@ -81,15 +87,19 @@ class World:
         self._inbox: list[do.Event] = []
         self._later: list[object] = []
         self._busy = False
-        self.configure(profiles, budget_mib)
+        self.configure(profiles, budget)
 
     # -- what a test may let happen
 
-    def configure(self, profiles: dict[str, Profile], budget_mib: int) -> None:
+    def configure(self, profiles: dict[str, Profile], budget: Claim) -> None:
         for name, profile in profiles.items():
             if name not in self.engines:
                 self.engines[name] = Engine(self, profile)
-        self.post(do.Configured(dict(profiles), Policy(budget_mib, fifo=self.state.policy.fifo), self.now))
+        self.post(do.Configured(dict(profiles), Policy(budget, fifo=self.state.policy.fifo), self.now))
+
+    def need(self, profile: Profile) -> Need:
+        """What a profile takes: all of the budget, unless it says otherwise."""
+        return self.needs.get(profile.name) or Need(0, profile.memory_mib or self.state.policy.budget.get(HOST, 0))
 
     def arrive(self, wish: Wish) -> Ticket:
         ticket = Ticket(wish, self.now)
@@ -135,7 +145,7 @@ class World:
         if name in self.returning:
             self.returning.remove(name)
             if name in self.engines and not self.engines[name].alive:
-                self.engines[name].held_mib = 0
+                self.engines[name].held = {}
             self.post(do.MemoryBack(name, self.now))
 
     def look_at_slots(self, name: str) -> None:
@@ -218,7 +228,9 @@ class World:
             case do.Fulfil(wish):
                 self.answered[wish] += 1
                 assert self.answered[wish] == 1, "settled once"
-            case do.Load(name, insist):
+            case do.Survey(name):
+                self._inbox.append(do.Surveyed(name, self.need(self.engines[name].profile), self.now))
+            case do.Load(name, _, insist):
                 self.engines[name].post(life.Wanted(insist=insist))
             case do.Stop(name, cause):
                 held = [t for t in self.running if t.wish.profile == name]
@@ -264,15 +276,16 @@ class World:
         if self.state.policy.fifo or any(m.pinned for m in self.state.models.values()):
             return
         for other in self.state.models.values():
-            whole = (other.profile.memory_mib or self.state.policy.budget_mib) == self.state.policy.budget_mib
-            if other is not model and whole and other.phase in DOWN and not other.held_mib and not other.removed:
+            whole = self.need(other.profile).on(HOST) == self.state.policy.budget
+            if other is not model and whole and other.phase in DOWN and not other.held and not other.removed:
                 assert self.now < other.overdue_at(), "the bound on waiting holds"
 
     # -- promises
 
     def check(self) -> None:
-        taken = sum(engine.held_mib for engine in self.engines.values())
-        assert taken <= self.state.policy.budget_mib, (taken, self.state.policy.budget_mib)
+        taken = plus(*(engine.held for engine in self.engines.values()))
+        self.peak = {device: max(mib, self.peak.get(device, 0)) for device, mib in (self.peak | taken).items()}
+        assert not beyond(taken, self.state.policy.budget), (taken, self.state.policy.budget)
         for name, engine in self.engines.items():
             busy = sum(t.wish.profile == name for t in self.running) + engine.orphans
             if engine.machine.phase is Phase.READY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from garra.bill import HOST
 from garra.spec import Phase
 from garra.traffic import Wish
 from tests.fakes import profiles
@@ -20,7 +21,7 @@ def world_of(
     made = profiles(*names, **(QUIET | changes))
     for name, need in (memory_mib or {}).items():
         made[name] = changed(made[name], memory_mib=need)
-    return World(made, budget_mib, fifo=fifo)
+    return World(made, {HOST: budget_mib}, fifo=fifo)
 
 
 def loaded(w: World, *names: str) -> World:

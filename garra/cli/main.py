@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import chat, config, engine, manage, serve, status
+from garra.cli import chat, config, doctor, engine, manage, plan, serve, status
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app = typer.Typer(
 app.command()(serve.up)
 app.command()(serve.down)
 app.command()(serve.pull)
+app.command()(plan.plan)
+app.command()(doctor.doctor)
 app.command()(manage.load)
 app.command()(manage.unload)
 app.command()(manage.pin)

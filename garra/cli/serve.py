@@ -15,6 +15,7 @@ import typer
 
 from garra import paths
 from garra.errors import AlreadyRunning, ConfigError, DownloadFailed, GarraError, Taken
+from garra.supervisor.tether import tether
 
 if TYPE_CHECKING:
     from garra.cli.control import Control
@@ -29,6 +30,10 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Serve in the background.")] = False,
+    prebuilt: Annotated[
+        bool,
+        typer.Option("--prebuilt", help="Without an engine: serve with a prebuilt one while the real one is compiled."),
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One profile value, for example slots=4.")
     ] = None,
@@ -47,7 +52,7 @@ def up(
     there = running()
     if there is not None and (flags or settings):
         raise Taken("garra already runs, with its own settings", fix="garra down, then this again")
-    build_if_missing(say)
+    follow = build_if_missing(say, prebuilt=prebuilt)
     name = config.profile(profile).name if profile is not None else choose(config, say)
     if settings:
         config = layers.load({**flags, "profiles": {name: _assignments(settings)}})
@@ -55,12 +60,29 @@ def up(
     if there is not None:
         load_there(there, name)
     elif detach:
-        _start_detached(name, flags, settings or [])
+        _start_detached(name, flags, settings or [], follow)
     else:
         overrides: dict[str, Any] = dict(flags)
         if settings:
             overrides["profiles"] = {name: _assignments(settings)}
+        if follow:
+            _build_behind()
         _run_foreground(config, name, lambda: layers.load(overrides))
+
+
+def _build_behind() -> None:
+    """Compile the pinned engine at low priority beside; it takes over when it has proved itself."""
+    log = paths.state_dir() / "logs" / "engine-build-behind.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        subprocess.Popen(
+            [*tether("TERM"), sys.executable, "-m", "garra", "engine", "build"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: os.nice(19),  # noqa: PLW1509 - no thread runs yet
+        )
+    say(f"the real engine is compiled behind, and takes over when it is proved (log {log})")
 
 
 def down() -> None:
@@ -90,19 +112,32 @@ def say(line: str) -> None:
 
 
 def choose(config: Config, tell: Any) -> str:
-    """The best profile that fits this machine and whose model is here or can be fetched; tells what and why."""
-    from garra import hardware
-    from garra.planner.plan import candidates
+    """The best profile that fits this machine as it asks and whose model is here or can be fetched; tells why."""
+    from garra.cli.plan import planner
     from garra.registry import fetch
 
-    for name, reason in candidates(hardware.detect()):
-        if name not in config.profiles:
-            continue
-        obstacle = fetch.reachable(config.profiles[name])
-        if obstacle is None:
-            tell(f"profile {name}: {reason}")
-            return name
-        tell(f"not {name}, though there is enough memory ({reason}): {obstacle}")
+    with planner() as made:
+        for name, on_gpu in (("turbo_4b", True), ("cpu_fallback", False), ("demo", False)):
+            if name not in config.profiles:
+                continue
+            profile = config.profiles[name]
+            try:
+                launch = made.plan(profile, present=False)
+            except GarraError as error:
+                tell(f"not {name}: {error.what}")
+                continue
+            if launch.rung or (on_gpu and launch.gpu is None):
+                continue  # it would run, but not as it is meant to
+            assert launch.bill is not None
+            need = launch.bill.need
+            reason = (
+                f"{need.vram_mib} MiB of VRAM and " * bool(need.vram_mib) + f"{need.ram_mib} MiB of RAM, which are free"
+            )
+            obstacle = fetch.reachable(profile)
+            if obstacle is None:
+                tell(f"profile {name}: {reason}")
+                return name
+            tell(f"not {name}, though there is enough memory ({reason}): {obstacle}")
     raise DownloadFailed("no profile's model is here or can be fetched", fix="garra pull PROFILE, with a network")
 
 
@@ -166,12 +201,13 @@ def _run_foreground(config: Config, name: str, read_config: Callable[[], Config]
         narrator.close()
 
 
-def _start_detached(name: str, flags: dict[str, Any], settings: list[str]) -> None:
+def _start_detached(name: str, flags: dict[str, Any], settings: list[str], follow: bool) -> None:
     from garra.cli.control import wait_for_start
 
     command = [sys.executable, "-m", "garra", "up", name]
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     command += [word for pair in settings for word in ("--set", pair)]
+    command += ["--prebuilt"] * follow
     log = paths.server_log()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

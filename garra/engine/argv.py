@@ -22,6 +22,8 @@ _OWNED = frozenset(
     --host --port --reuse-port --api-key --api-key-file --ssl-key-file --ssl-cert-file --api-prefix
     -c --ctx-size -np --parallel -b --batch-size -ub --ubatch-size -t --threads -tb --threads-batch
     -ngl --gpu-layers --n-gpu-layers -fa --flash-attn -ctk --cache-type-k -ctv --cache-type-v
+    -dev --device -sm --split-mode -mg --main-gpu -ts --tensor-split -ncmoe --n-cpu-moe -cmoe --cpu-moe
+    -ctxcp --ctx-checkpoints --swa-checkpoints
     -cb --cont-batching -nocb --no-cont-batching -cram --cache-ram -fit --fit
     -kvu --kv-unified -no-kvu --no-kv-unified --kv-unified-per-slot
     --spec-type --spec-draft-n-max -rea --reasoning -n --predict --n-predict
@@ -40,10 +42,11 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
     words += ["--model", str(plan.model_path), "--alias", profile.name, "--host", str(socket), "--offline"]
     words += ["-c", str(plan.total_context), "-np", str(profile.slots)]
     words += ["-b", str(profile.batch), "-ub", str(profile.ubatch)]
-    words += ["-t", str(plan.threads), "-tb", str(plan.threads), "-ngl", str(plan.gpu_layers), "--fit", "off"]
+    words += ["-t", str(plan.threads), "-tb", str(plan.threads), "--fit", "off"]
+    words += _offload(plan)
     words += ["-fa", profile.flash_attention]
     words += ["--cache-type-k", profile.cache_type_k, "--cache-type-v", profile.cache_type_v]
-    words += ["--cont-batching", "--cache-ram", str(profile.cache_ram_mib)]
+    words += ["--cont-batching", "--cache-ram", str(profile.cache_ram_mib), "--ctx-checkpoints", str(plan.checkpoints)]
     words += ["--kv-unified" if profile.unified_kv else "--no-kv-unified"]
     words += _speculation(plan)
     words += ["--jinja", "--reasoning", profile.reasoning]
@@ -77,6 +80,15 @@ def smoke_argv(program: Path, model: Path, socket: Path) -> list[str]:
     ]
 
 
+def _offload(plan: LaunchPlan) -> list[str]:
+    words = ["-ngl", str(plan.gpu_layers)]
+    if plan.gpu is None and not plan.gpu_layers:
+        words += ["--device", "none"]  # else a GPU build opens the GPU all the same
+    if plan.experts_on_host:
+        words += ["--n-cpu-moe", str(plan.experts_on_host)]
+    return words
+
+
 def _speculation(plan: LaunchPlan) -> list[str]:
     profile = plan.profile
     match profile.speculation:
@@ -99,6 +111,16 @@ def _sampling(plan: LaunchPlan) -> list[str]:
         ("--repeat-penalty", sampling.repeat_penalty),
     )
     return [word for flag, value in flags if value is not None for word in (flag, f"{value:g}")]
+
+
+def needed_flags() -> list[str]:
+    """Every flag garra may pass to an engine: one that lacks any of them cannot serve all profiles."""
+    return (
+        "--model --alias --host --offline -c -np -b -ub -t -tb --fit -ngl --device --n-cpu-moe -fa --cache-type-k "
+        "--cache-type-v --cont-batching --cache-ram --ctx-checkpoints --kv-unified --no-kv-unified --spec-type "
+        "--spec-draft-n-max --jinja --reasoning --temp --top-p --top-k --min-p --presence-penalty --repeat-penalty -n "
+        "--no-mmproj --slots --metrics --no-ui --log-colors"
+    ).split()
 
 
 def owned_flags(extra_args: Iterable[str]) -> list[str]:

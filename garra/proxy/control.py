@@ -60,7 +60,7 @@ class ControlServer:
         fleet: Fleet,
         *,
         url: str,
-        engine: str,
+        engine: Callable[[], str],
         clock: Clock,
         follow: Callable[[], AsyncGenerator[bytes, None]],
         reload: Callable[[], Any],
@@ -95,7 +95,7 @@ class ControlServer:
         profiles = [self._profile(profile) for profile in self._fleet.profiles()]
         uptime_s = self._clock.now() - self._started
         n_tasks = len(asyncio.all_tasks())
-        return _answer(StatusReport(__version__, os.getpid(), self._url, uptime_s, self._engine, n_tasks, profiles))
+        return _answer(StatusReport(__version__, os.getpid(), self._url, uptime_s, self._engine(), n_tasks, profiles))
 
     def _profile(self, profile: Profile) -> ProfileReport:
         name, tally = profile.name, self._fleet.tally(profile.name)

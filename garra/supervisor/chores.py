@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
+from garra.bill import Claim, Need
 from garra.errors import GarraError
-from garra.ports import Clock, Connections, EngineHttp, Memory
-from garra.spec import Cause, LaunchPlan, Phase
+from garra.ports import Clock, Connections, EngineHttp, Memory, Plans
+from garra.spec import Cause, Phase, Profile
 from garra.supervisor import machine as life
-from garra.supervisor.happenings import Event, MemoryBack, SlotsSeen
+from garra.supervisor.happenings import Budgeted, Event, MemoryBack, SlotsSeen, Surveyed
 from garra.supervisor.model import Model
 from garra.supervisor.runner import Runner
 from garra.supervisor.stall import StallWatch
@@ -27,6 +29,8 @@ engine without our patch looks only when nothing else happens for a second, so t
 _MEMORY_LOOK_S = 0.05
 _MEMORY_LIMIT_S = 3.0
 _WATCH_EVERY_S = 1.0
+_BUDGET_EVERY_S = 3.0
+_BUDGET_STEP_MIB = 64  # what comes and goes all the time changes no decision
 
 
 class Chores:
@@ -39,8 +43,10 @@ class Chores:
         http: EngineHttp,
         connections: Connections,
         memory: Memory,
+        plans: Plans,
         clock: Clock,
     ) -> None:
+        self._plans = plans
         self._post = post
         self._http = http
         self._connections = connections
@@ -94,16 +100,39 @@ class Chores:
             await self._sleep(_MEMORY_LOOK_S)
         self._post(MemoryBack(name, self._clock.now()))
 
-    def read_ahead(self, name: str, make_plan: Callable[[], LaunchPlan]) -> None:
-        self._start(f"read ahead {name}", self._read_ahead(name, make_plan))
+    def read_ahead(self, name: str, path: Path | None) -> None:
+        if path is not None:  # else the load itself will say so
+            log.info("%s: reading ahead", name)
+            self._start(f"read ahead {name}", self._memory.read_ahead(path))
 
-    async def _read_ahead(self, name: str, make_plan: Callable[[], LaunchPlan]) -> None:
+    # -- plans
+
+    def survey(self, profile: Profile) -> None:
+        """Find out what a profile takes."""
+        self._start(f"survey {profile.name}", self._survey(profile))
+
+    async def _survey(self, profile: Profile) -> None:
+        need = Need()  # should the planner fail by a bug, nobody waits for ever: the load will fail as well, and say so
         try:
-            path = make_plan().model_path
-        except GarraError:
-            return  # the load itself will say so
-        log.info("%s: reading ahead", name)
-        await self._memory.read_ahead(path)
+            need = await self._plans.need(profile)
+        finally:
+            self._post(Surveyed(profile.name, need, self._clock.now()))
+
+    def learn(self, runner: Runner) -> None:
+        """Write down what a READY engine really took."""
+        if runner.process is not None and runner.plan is not None:
+            self._start(f"learn {runner.profile.name}", self._plans.learn(runner.plan, runner.process.pid))
+
+    def watch_budget(self, known: Callable[[], Claim], pids: Callable[[], list[int]]) -> None:
+        """Look, as long as garra runs, whether other programs took memory or gave it back."""
+        self._start("budget", self._watch_budget(known, pids))
+
+    async def _watch_budget(self, known: Callable[[], Claim], pids: Callable[[], list[int]]) -> None:
+        while True:
+            budget = await self._plans.budget(pids())
+            if any(abs(mib - known().get(device, 0)) >= _BUDGET_STEP_MIB for device, mib in budget.items()):
+                self._post(Budgeted(budget, self._clock.now()))
+            await self._sleep(_BUDGET_EVERY_S)
 
     # -- is it alive?
 

@@ -13,14 +13,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from garra.errors import EngineDied, GarraError, ModelNotPresent
+from garra.bill import spot
+from garra.errors import GarraError, ModelNotPresent
 from garra.events import Fact
-from garra.ports import Clock, Connections, EngineHttp, Memory, Spawner, Timer
+from garra.ports import Clock, Connections, EngineHttp, Memory, Plans, Spawner, Timer
 from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
 from garra.supervisor import happenings as do
 from garra.supervisor import machine as life
 from garra.supervisor.chores import Chores
-from garra.supervisor.lease import RunnerLease
+from garra.supervisor.lease import FleetHold, RunnerLease
 from garra.supervisor.model import DOWN, LoadWish
 from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State
@@ -28,41 +29,6 @@ from garra.supervisor.runner import Runner
 from garra.supervisor.schedule import decide, end_at_once, serve_at_once
 from garra.tally import Tally
 from garra.traffic import Outcome, WaitNews, Wish
-
-
-class _Hold:
-    """`async with` over one lease. A class, not a generator: it stands in the way of every request."""
-
-    __slots__ = ("_again", "_fleet", "_lease", "_ticket")
-
-    def __init__(self, fleet: EngineFleet, wish: Wish) -> None:
-        self._fleet = fleet
-        self._ticket = Ticket(wish, fleet.now())
-        self._lease: RunnerLease | None = None
-        self._again = False
-
-    async def __aenter__(self) -> RunnerLease:
-        lease = None if self._again else self._fleet.enter_at_once(self._ticket)
-        if lease is None:
-            lease = await self._fleet.enter(self._ticket, again=self._again)
-        self._lease = lease
-        return lease
-
-    async def __aexit__(self, *exc: object) -> None:
-        lease = self._lease
-        assert lease is not None
-        if lease.outcome is None and isinstance(exc[1], EngineDied):
-            lease.outcome = Outcome.DIED
-        self._fleet.leave(self._ticket, lease)
-
-    def again(self, fingerprint: bytes) -> None:
-        before = self._ticket
-        wish = before.wish._replace(fingerprint=fingerprint)
-        self._ticket = Ticket(wish, before.arrived, before.number)
-        self._again = True
-
-    def news(self) -> WaitNews:
-        return self._fleet.news(self._ticket)
 
 
 class EngineFleet:
@@ -73,7 +39,7 @@ class EngineFleet:
         profiles: Mapping[str, Profile],
         policy: Policy,
         *,
-        make_plan: Callable[[Profile], LaunchPlan],
+        plans: Plans,
         locate: Callable[[str], Path | None],
         spawner: Spawner,
         http: EngineHttp,
@@ -83,7 +49,7 @@ class EngineFleet:
         tell: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
         self._profiles = dict(profiles)
-        self._make_plan = make_plan
+        self._plans = plans
         self._locate = locate
         self._spawner = spawner
         self._http = http
@@ -101,10 +67,11 @@ class EngineFleet:
         self._all_down = asyncio.Event()
         self._runners: dict[str, Runner] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
-        self._chores = Chores(self.post, http=http, connections=connections, memory=memory, clock=clock)
+        self._chores = Chores(self.post, http=http, connections=connections, memory=memory, plans=plans, clock=clock)
 
     async def __aenter__(self) -> EngineFleet:
         self.configure(self._profiles, self._state.policy)
+        self._chores.watch_budget(lambda: self._state.policy.budget, self.pids)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,8 +84,8 @@ class EngineFleet:
 
     # -- the port
 
-    def lease(self, wish: Wish) -> _Hold:
-        return _Hold(self, wish)
+    def lease(self, wish: Wish) -> FleetHold:
+        return FleetHold(self, wish)
 
     @property
     def suspicious(self) -> bool:
@@ -167,6 +134,14 @@ class EngineFleet:
             if name not in self._runners:
                 self._employ(profile)
         self.post(do.Configured(dict(profiles), policy, self.now()))
+
+    def renew(self) -> None:
+        """There is another engine build: whatever is loaded starts again with it, once its answers have ended."""
+        self.post(do.Renewed(self.now()))
+
+    def pids(self) -> list[int]:
+        """The engines' processes."""
+        return [runner.process.pid for runner in self._runners.values() if runner.process is not None]
 
     async def close(self) -> None:
         """Refuse newcomers, let running answers end (as long as the drain allows), stop every engine."""
@@ -263,7 +238,10 @@ class EngineFleet:
                         answer.set_exception(error)
                 elif isinstance(who, Ticket):
                     self._refusals[who] = error
-            case do.Load(profile, insist):
+            case do.Survey(profile):
+                self._chores.survey(self._profiles[profile])
+            case do.Load(profile, place, insist):
+                self._runners[profile].place = place
                 self._runners[profile].post(life.Wanted(insist=insist))
             case do.Stop(profile, cause):
                 self._chores.about_to_stop(self._runners[profile])
@@ -275,7 +253,7 @@ class EngineFleet:
             case do.Reclaim(profile):
                 self._chores.reclaim(profile)
             case do.ReadAhead(profile):
-                self._chores.read_ahead(profile, partial(self._make_plan, self._runners[profile].profile))
+                self._chores.read_ahead(profile, self._locate(self._runners[profile].profile.model))
             case do.WatchSlots(profile):
                 self._chores.watch_slots(self._runners[profile], self._state.models[profile])
             case do.Examine(profile, n_failed):
@@ -299,12 +277,13 @@ class EngineFleet:
         runner = self._runners[profile.name] = Runner(
             profile,
             self._state.policy.drain_s,
-            make_plan=self._make_plan,
+            plans=self._plans,
             spawner=self._spawner,
             http=self._http,
             connections=self._connections,
             clock=self._clock,
             on_change=partial(self._changed, profile.name),
+            on_plan=partial(self._planned, profile.name),
         )
         loop = asyncio.get_running_loop()
         self._loops[profile.name] = loop.create_task(runner.run(), name=f"runner {profile.name}")
@@ -314,12 +293,20 @@ class EngineFleet:
         if (loop := self._loops.pop(name, None)) is not None:
             loop.cancel()
 
+    def _planned(self, name: str, plan: LaunchPlan) -> None:
+        """An engine is about to be started with this plan."""
+        if plan.bill is not None and plan.profile.memory_mib is None:  # else it is the person's word that counts
+            self.post(do.Planned(name, plan.bill.need.on(spot(plan.gpu)), self.now()))
+        for note in plan.notes:
+            self._tell(Fact("plan", name, note))
+
     def _changed(self, name: str) -> None:
         """A runner's engine is in another phase."""
         runner = self._runners[name]
         m = runner.machine
         if m.phase is Phase.READY:
             self._chores.keep_watch(runner, self._state.models[name])
+            self._chores.learn(runner)
         slots = runner.props.slots if runner.props is not None else 0
         self._tell(Fact("phase", name, m.phase + (f" ({m.cause}) {m.detail}".rstrip() if m.cause else "")))
         self.post(do.PhaseChanged(name, m.phase, self.now(), m.cause, m.detail, slots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from garra.bill import Claim, Need, Place
 from garra.errors import GarraError
 from garra.spec import Cause, Phase, Policy, Profile
 from garra.supervisor.model import LoadWish
@@ -109,6 +110,39 @@ class MemoryBack:
 
 
 @dataclass(slots=True)
+class Surveyed:
+    """What the model takes is known, or known anew."""
+
+    profile: str
+    need: Need
+    at: float
+
+
+@dataclass(slots=True)
+class Planned:
+    """The engine that is being started takes this and no more."""
+
+    profile: str
+    claim: Claim
+    at: float
+
+
+@dataclass(slots=True)
+class Budgeted:
+    """All engines together may take this from now on: others took memory, or gave it back."""
+
+    budget: Claim
+    at: float
+
+
+@dataclass(slots=True)
+class Renewed:
+    """There is another engine build: whatever is loaded starts again with it, once its answers have ended."""
+
+    at: float
+
+
+@dataclass(slots=True)
 class Configured:
     """These are the profiles from now on."""
 
@@ -133,7 +167,7 @@ class Ticked:
 
 Event = (
     Arrived | Left | Ended | Returned | Insisted | Dismissed | Pinned | PhaseChanged | SlotsSeen | MemoryBack
-    | Configured | Closing | Ticked
+    | Surveyed | Planned | Budgeted | Renewed | Configured | Closing | Ticked
 )  # fmt: skip
 
 
@@ -167,7 +201,15 @@ class Load:
     """Start the engine; `insist`: even if it is backing off or broken."""
 
     profile: str
+    place: Place
     insist: bool = False
+
+
+@dataclass(slots=True)
+class Survey:
+    """Post `Surveyed` once it is known what the model takes."""
+
+    profile: str
 
 
 @dataclass(slots=True)
@@ -236,6 +278,6 @@ class Wake:
 
 
 Effect = (
-    Grant | Refuse | Fulfil | Load | Stop | Drained | Reclaim | ReadAhead | WatchSlots | Examine | Reprofile | Forget
-    | Wake
+    Grant | Refuse | Fulfil | Survey | Load | Stop | Drained | Reclaim | ReadAhead | WatchSlots | Examine | Reprofile
+    | Forget | Wake
 )  # fmt: skip

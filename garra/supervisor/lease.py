@@ -1,16 +1,21 @@
-"""One request's hold on a running engine."""
+"""One request's hold on a running engine, and the `async with` around it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from garra.errors import EngineDied
 from garra.spec import ORDERLY
 from garra.supervisor.machine import Served
 from garra.supervisor.queue import Ticket
 from garra.supervisor.runner import Runner
-from garra.traffic import Outcome, Usage
+from garra.traffic import Outcome, Usage, WaitNews, Wish
+
+if TYPE_CHECKING:
+    from garra.supervisor.fleet import EngineFleet
 
 _DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
 
@@ -46,3 +51,38 @@ class RunnerLease:
         if machine.cause not in ORDERLY:
             self.blamed = fingerprint
         return machine.detail or "it closed the connection"
+
+
+class FleetHold:
+    """`async with` over one lease. A class, not a generator: it stands in the way of every request."""
+
+    __slots__ = ("_again", "_fleet", "_lease", "_ticket")
+
+    def __init__(self, fleet: EngineFleet, wish: Wish) -> None:
+        self._fleet = fleet
+        self._ticket = Ticket(wish, fleet.now())
+        self._lease: RunnerLease | None = None
+        self._again = False
+
+    async def __aenter__(self) -> RunnerLease:
+        lease = None if self._again else self._fleet.enter_at_once(self._ticket)
+        if lease is None:
+            lease = await self._fleet.enter(self._ticket, again=self._again)
+        self._lease = lease
+        return lease
+
+    async def __aexit__(self, *exc: object) -> None:
+        lease = self._lease
+        assert lease is not None
+        if lease.outcome is None and isinstance(exc[1], EngineDied):
+            lease.outcome = Outcome.DIED
+        self._fleet.leave(self._ticket, lease)
+
+    def again(self, fingerprint: bytes) -> None:
+        before = self._ticket
+        wish = before.wish._replace(fingerprint=fingerprint)
+        self._ticket = Ticket(wish, before.arrived, before.number)
+        self._again = True
+
+    def news(self) -> WaitNews:
+        return self._fleet.news(self._ticket)

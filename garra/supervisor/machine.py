@@ -91,9 +91,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The process is gone."""
+    """The process is gone. `lighter`: memory ran out, and the next start asks for less."""
 
     exit: EngineExit
+    lighter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,8 @@ def step(m: Machine, event: Event) -> Step:
             return m.to(Phase.COLD, event, cause), ()
 
         # -- the process is gone
+        case Phase.LOADING | Phase.READY, Exited(gone, lighter=True):
+            return _back_off(m, event, Cause.OOM, str(gone), 1)  # another launch: the budget of tries is not its fault
         case Phase.LOADING, Exited(gone):
             return _failed(m, event, Cause.START_FAILED if gone.cause is Cause.CRASH else gone.cause, str(gone))
         case Phase.READY, Exited(gone):
@@ -294,5 +297,9 @@ def _failed(m: Machine, event: Event, cause: Cause, detail: str) -> Step:
     if attempts >= MAX_ATTEMPTS:
         n = m.to(Phase.FAILED, event, cause, detail)
         return n, (Disconnect(), Arm(Timer.COOLDOWN, COOLDOWN_S, n.epoch))
+    return _back_off(m, event, cause, detail, attempts)
+
+
+def _back_off(m: Machine, event: Event, cause: Cause, detail: str, attempts: int) -> Step:
     n = m.to(Phase.BACKOFF, event, cause, detail)
     return n, (Disconnect(), Arm(Timer.BACKOFF, backoff_s(attempts), n.epoch))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
 
-from garra import hardware
+from garra import gpus, hardware
+from garra.bill import HOST, spot
 from garra.spec import MIB
 
 _STEP_BYTES = 16 * MIB
@@ -21,10 +22,10 @@ class HostMemory:
     """The `Memory` port over the real machine."""
 
     def asked_back(self, pid: int) -> Callable[[], bool]:
-        held = hardware.held_vram_mib(pid)
+        held = gpus.held_mib(pid)
         if held:
-            enough = hardware.free_vram_mib() + int(held * _SHARE)
-            return lambda: hardware.free_vram_mib() >= enough
+            enough = gpus.free_mib() + int(held * _SHARE)
+            return lambda: gpus.free_mib() >= enough
         return lambda: not psutil.pid_exists(pid)  # RAM is free before the process can be waited for
 
     async def read_ahead(self, path: Path) -> None:
@@ -33,6 +34,32 @@ class HostMemory:
             await asyncio.to_thread(reading.run, path)
         finally:
             reading.stopped = True
+
+
+def budget(
+    ours: Collection[int], vram_margin_mib: int, ram_margin_mib: int, *, computes_on_gpu: bool
+) -> dict[str, int]:
+    """MiB all engines may take now, by device: what there is, less what others hold and the margins.
+
+    GPUs count only where the engine can compute on them.
+    """
+    host = hardware.detect(ours)
+    mine = sum(_rss_mib(pid) for pid in ours)
+    others = max(0, host.ram_total_mib - host.ram_free_mib - mine)
+    room = {HOST: max(0, host.ram_total_mib - others - ram_margin_mib)}
+    if computes_on_gpu:
+        for gpu in host.gpus:
+            room[spot(gpu.index)] = max(0, gpu.total_mib - (gpu.others_mib or 0) - vram_margin_mib)
+    return room
+
+
+def _rss_mib(pid: int) -> int:
+    """What it holds of the RAM that nobody else could have: pages of its file are anybody's."""
+    try:
+        seen = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    return int(max(0, seen.rss - getattr(seen, "shared", 0))) // MIB
 
 
 class _Reading:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from garra.bill import Claim, Need, Place
 from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
@@ -45,8 +46,14 @@ class Model:
     n_solo_leases: int = 0
     lingering: int = 0
     """Slots whose client left and that the engine has not given back yet."""
-    held_mib: int = 0
+    need: Need | None = None
+    """What it takes, as planned; None until that is known: nothing is placed before."""
+    surveying: bool = False
+    """Its need is being found out."""
+    held: Claim = field(default_factory=dict)
     """Its part of the budget, from the decision to load until its memory is measurably back."""
+    place: Place = field(default_factory=Place)
+    """Where its engine was put, and how much it may take there."""
     returning: bool = False
     """The process is gone, its memory is not back yet."""
     pinned: bool = False
@@ -99,16 +106,12 @@ class Model:
     @property
     def leaving(self) -> bool:
         """It holds memory that will be back without further doing."""
-        return self.held_mib > 0 and self.phase in _LEAVING
+        return bool(self.held) and self.phase in _LEAVING
 
     @property
     def reload_s(self) -> float:
         """What loading it again would cost."""
         return self.load_s or _UNKNOWN_LOAD_S
-
-    def need_mib(self, budget_mib: int) -> int:
-        """Its part of the budget."""
-        return self.profile.memory_mib or budget_mib
 
     def first(self) -> Ticket | LoadWish | None:
         """Who has waited longest for it."""

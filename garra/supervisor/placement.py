@@ -1,5 +1,6 @@
-"""Which models are in memory: who is loaded next and who must leave for it. Pure.
+"""Which models are in memory: who is loaded next, where, and who must leave for it. Pure.
 
+Memory is counted per device: each GPU, and the host. A model is put on one GPU, whichever has room, or on none.
 Never a victim: a model with a lease, one that loads for somebody, a pinned one.
 """
 
@@ -8,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from garra.bill import HOST, Claim, Need, Place, beyond, less, plus
 from garra.spec import Phase, Policy
 from garra.supervisor.model import DOWN, Model
 
 
 @dataclass(slots=True)
 class Moves:
-    """What placement wants done, in names of models."""
+    """What placement wants done."""
 
-    load: list[Model] = field(default_factory=list)
+    load: list[tuple[Model, str]] = field(default_factory=list)
+    """With the device each is put on."""
     evict: list[Model] = field(default_factory=list)
     next_up: list[Model] = field(default_factory=list)
     """Loaded as soon as what is in the way has left: worth reading ahead."""
-    hopeless: list[tuple[Model, str]] = field(default_factory=list)
-    """Can never be loaded, and why."""
+    hopeless: list[tuple[Model, str, str]] = field(default_factory=list)
+    """Can never be loaded, why, and what would help."""
 
 
 def place(models: Collection[Model], policy: Policy, now: float) -> Moves:
@@ -31,36 +34,59 @@ def place(models: Collection[Model], policy: Policy, now: float) -> Moves:
     set of models that may leave is closed for newer requests, and evicted when its last lease has ended. 4. If they do
     not suffice, it waits until more of them may leave. A less urgent model may only go ahead where both have room.
     """
-    moves, budget_mib = Moves(), policy.budget_mib
+    moves, budget = Moves(), policy.budget
     for model in models:
         model.closed_to = None
         model.swapping = model.swapping and model.wanted
     contested: set[str] = set()
-    ahead_mib = 0  # for more urgent ones that still wait
-    pinned_mib = sum(m.held_mib for m in models if m.pinned and m.phase is Phase.READY)
+    ahead: dict[str, int] = {}  # for more urgent ones that still wait
+    pinned = plus(*(m.held for m in models if m.pinned and m.phase is Phase.READY))
     for target in sorted((m for m in models if _needs_place(m)), key=lambda m: _urgency(m, now, policy)):
-        need = target.need_mib(budget_mib)
-        if need + pinned_mib > budget_mib:
-            moves.hopeless.append((target, _why(target, need, pinned_mib, budget_mib)))
+        need = target.need
+        assert need is not None
+        possible = [one for one in _spots(need, budget) if not beyond(plus(need.on(one), pinned), budget)]
+        if need.why_not or not possible:
+            moves.hopeless.append((target, *_why(target, need, pinned, budget)))
             continue
-        free = budget_mib - sum(m.held_mib for m in models)
-        if target.held_mib:
-            pass  # of its last engine: that is on its way back, nobody need leave for it
-        elif need <= free and (not ahead_mib or need + ahead_mib + pinned_mib <= budget_mib):
-            target.held_mib = need
-            moves.load.append(target)
+        free = less(budget, plus(*(m.held for m in models)))
+        possible.sort(key=lambda one: -free.get(one, 0))
+        if target.held:  # of its last engine: that is on its way back, nobody need leave for it
+            ahead = plus(ahead, need.on(possible[0]))
             continue
-        elif not ahead_mib:
-            contested |= _make_room(target, models, need - free, now, moves, policy)
-        ahead_mib += need
+        chosen = next((one for one in possible if _fits(need.on(one), free, ahead, pinned, budget)), None)
+        if chosen is not None:
+            target.held = need.on(chosen)
+            moves.load.append((target, chosen))
+            continue
+        if not ahead:
+            chosen = _easiest(target, models, free, possible, now, policy)
+            contested |= _make_room(target, models, beyond(need.on(chosen), free), now, moves, policy)
+        ahead = plus(ahead, need.on(chosen or possible[0]))
     for model in models:
         if model.name not in contested:
             model.contested = None
     return moves
 
 
+def allowance(target: Model, models: Iterable[Model], policy: Policy, device: str) -> Place:
+    """What it may take where it is put: all that the others leave."""
+    left = less(policy.budget, plus(*(m.held for m in models if m is not target)))
+    if device == HOST:
+        return Place(None, 0, left.get(HOST, 0))
+    return Place(int(device.removeprefix("gpu")), left.get(device, 0), left.get(HOST, 0))
+
+
 def _needs_place(model: Model) -> bool:
-    return model.wanted and model.phase in DOWN and not model.removed
+    return model.wanted and model.phase in DOWN and not model.removed and model.need is not None
+
+
+def _spots(need: Need, budget: Claim) -> list[str]:
+    """The devices it could be put on."""
+    return [device for device in budget if device != HOST] if need.vram_mib else [HOST]
+
+
+def _fits(claim: Claim, free: Claim, ahead: Claim, pinned: Claim, budget: Claim) -> bool:
+    return not beyond(claim, free) and not (ahead and beyond(plus(claim, ahead, pinned), budget))
 
 
 def _urgency(model: Model, now: float, policy: Policy) -> tuple[bool, bool, float, int]:
@@ -76,21 +102,40 @@ def _urgency(model: Model, now: float, policy: Policy) -> tuple[bool, bool, floa
     return not model.swapping, True, best, number
 
 
+def _easiest(
+    target: Model, models: Collection[Model], free: Claim, possible: list[str], now: float, policy: Policy
+) -> str:
+    """The device on which room is made soonest: one that empties by itself, then one whose victims may leave."""
+
+    def effort(device: str) -> tuple[bool, bool]:
+        need = target.need
+        assert need is not None
+        missing = beyond(need.on(device), free)
+        held = [m for m in models if m.held and m is not target]
+        if not beyond(missing, plus(*(m.held for m in held if m.leaving))):
+            return False, False
+        leaving = [m for m in held if not m.leaving and not m.pinned and _may_leave(m, target, now, policy)]
+        missing = beyond(missing, plus(*(m.held for m in held if m.leaving)))
+        return True, not _cheapest(leaving, missing, now)
+
+    return min(possible, key=effort)
+
+
 def _make_room(
-    target: Model, models: Iterable[Model], missing_mib: int, now: float, moves: Moves, policy: Policy
+    target: Model, models: Iterable[Model], missing: Claim, now: float, moves: Moves, policy: Policy
 ) -> set[str]:
     """Close or evict what must leave for `target`; the names of those it contends with."""
-    others = [m for m in models if m.held_mib]
-    missing_mib -= sum(m.held_mib for m in others if m.leaving)
-    if missing_mib <= 0:
+    others = [m for m in models if m.held]
+    missing = beyond(missing, plus(*(m.held for m in others if m.leaving)))
+    if not missing:
         target.swapping = True
         moves.next_up.append(target)
         return set()
-    in_the_way = [m for m in others if not m.leaving and not m.pinned]
+    in_the_way = [m for m in others if not m.leaving and not m.pinned and any(m.held.get(one) for one in missing)]
     for model in in_the_way:
         if model.phase is Phase.READY and model.contested is None:
             model.contested = 0
-    chosen = _cheapest([m for m in in_the_way if _may_leave(m, target, now, policy)], missing_mib, now)
+    chosen = _cheapest([m for m in in_the_way if _may_leave(m, target, now, policy)], missing, now)
     first = target.first()
     for model in chosen:
         model.closed_to = first.number if policy.fifo and first is not None else 0
@@ -129,26 +174,41 @@ def _serves_first(model: Model) -> bool:
     return model.closed_to is not None and any(lane[0].number < model.closed_to for lane in model.queue.lanes.values())
 
 
-def _cheapest(candidates: list[Model], missing_mib: int, now: float) -> list[Model]:
+def _cheapest(candidates: list[Model], missing: Claim, now: float) -> list[Model]:
     """As few as needed: idle ones first, by idle time over the cost of a reload; none if all are not enough."""
 
     def worth(model: Model) -> tuple[bool, float]:
         idle_s = 0.0 if model.leases else now - model.idle_since
         return bool(model.leases), -idle_s / max(0.001, model.reload_s)
 
+    def enough(some: Iterable[Model]) -> bool:
+        return not beyond(missing, plus(*(m.held for m in some)))
+
     chosen: list[Model] = []
     for model in sorted(candidates, key=worth):
-        if sum(m.held_mib for m in chosen) >= missing_mib:
+        if enough(chosen):
             break
-        chosen.append(model)
-    if sum(m.held_mib for m in chosen) < missing_mib:
+        if any(model.held.get(device) for device in missing):
+            chosen.append(model)
+    if not enough(chosen):
         return []
     for model in list(chosen):  # an early small one may be spared by a later large one
-        if sum(m.held_mib for m in chosen) - model.held_mib >= missing_mib:
+        if enough(one for one in chosen if one is not model):
             chosen.remove(model)
     return chosen
 
 
-def _why(target: Model, need: int, pinned: int, budget: int) -> str:
-    beside = f", and {pinned} MiB are pinned" if pinned else ""
-    return f"cannot load {target.name}: it needs {need} MiB, the budget is {budget} MiB{beside}"
+def _why(target: Model, need: Need, pinned: Claim, budget: Claim) -> tuple[str, str]:
+    """Why it can never be loaded, and what would help."""
+    if need.why_not:
+        return need.why_not, need.fix
+    claim = need.on(max(_spots(need, budget), key=lambda one: budget.get(one, 0), default="gpu0"))
+    missing = beyond(plus(claim, pinned), budget)
+    device = next(iter(missing), HOST)
+    kind = "RAM" if device == HOST else "VRAM"
+    beside = f", and {pinned[device]} MiB are pinned" if pinned.get(device) else ""
+    what = f"cannot load {target.name}: it needs {claim.get(device, 0)} MiB of {kind}, "
+    return (
+        f"{what}the budget is {budget.get(device, 0)} MiB{beside}",
+        "raise memory_budget_mib, or unpin what is pinned",
+    )

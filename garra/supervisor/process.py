@@ -17,6 +17,7 @@ import psutil
 
 from garra import paths
 from garra.errors import EngineDown
+from garra.hardware import engine_environment
 from garra.spec import EngineExit, LaunchPlan
 from garra.supervisor import runfile
 from garra.supervisor.diagnose import LogRing, explain
@@ -35,9 +36,15 @@ class ProcessSpawner:
     """Starts engines on fresh sockets in `folder` (private, 0700). Use it from the main thread only: the parent-death
     signal follows the thread that spawned."""
 
-    def __init__(self, folder: Path, make_argv: MakeArgv) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make_argv: MakeArgv,
+        environment: Callable[[LaunchPlan], dict[str, str]] = lambda plan: engine_environment(),
+    ) -> None:
         self._folder = folder
         self._make_argv = make_argv
+        self._environment = environment
         self._serial = itertools.count(1)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -54,7 +61,7 @@ class ProcessSpawner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=engine_environment(),
+                env=self._environment(plan),
                 start_new_session=True,  # uvloop refuses process_group; a session is a group too
             )
         except OSError as error:
@@ -161,13 +168,6 @@ def _open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-
-
-def engine_environment() -> dict[str, str]:
-    """The environment without anything that would set a flag behind garra's back."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_", "GGML_"))}
-    kept |= {key: value for key, value in os.environ.items() if key.startswith("GGML_VK_")}
-    return kept | {"GGML_NO_BACKTRACE": "1"}  # else an abort waits seconds for a debugger
 
 
 class _LogFile:

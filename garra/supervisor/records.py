@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from garra.errors import EngineDown, GarraError, Quarantined, QueueFull, ShuttingDown
 from garra.spec import HOPELESS, Cause, Phase, Policy
 from garra.supervisor.happenings import (
     Arrived,
+    Budgeted,
     Closing,
     Configured,
     Dismissed,
@@ -22,12 +23,15 @@ from garra.supervisor.happenings import (
     MemoryBack,
     PhaseChanged,
     Pinned,
+    Planned,
     Reclaim,
     Refuse,
+    Renewed,
     Reprofile,
     Returned,
     SlotsSeen,
     Stop,
+    Surveyed,
     Ticked,
     WatchSlots,
 )
@@ -92,7 +96,19 @@ def note(state: State, event: Event, effects: list[Effect]) -> None:
             state.models[profile].pinned = pinned
         case MemoryBack(profile):
             if (returned := state.models.get(profile)) is not None and returned.returning:
-                returned.held_mib, returned.returning = 0, False
+                returned.held, returned.returning = {}, False
+        case Surveyed(profile, need):
+            if (surveyed := state.models.get(profile)) is not None:
+                surveyed.need, surveyed.surveying = need, False
+        case Planned(profile, claim):
+            if (planned := state.models.get(profile)) is not None and planned.held:
+                planned.held = claim
+        case Budgeted(budget):
+            state.policy = replace(state.policy, budget=budget)
+        case Renewed(at):
+            for model in state.models.values():
+                model.need = None
+                _restart(state, model, at, effects)
         case Configured():
             _configure(state, event, effects)
         case Closing():
@@ -190,7 +206,7 @@ def _follow(state: State, model: Model, event: PhaseChanged, effects: list[Effec
             model.left_at = now
             if event.cause is not None and before is not Phase.FAILED:
                 model.tally.stops[event.cause] += 1
-            if model.held_mib and not model.returning:
+            if model.held and not model.returning:
                 model.returning = True
                 effects.append(Reclaim(model.name))
         case _:
@@ -222,16 +238,24 @@ def _configure(state: State, event: Configured, effects: list[Effect]) -> None:
         if profile.pin != before.pin:
             model.pinned = profile.pin
         effects.append(Reprofile(profile))
-        if not profile.launches_like(before) and model.phase in (Phase.LOADING, Phase.READY, Phase.BACKOFF):
-            stop(model, Cause.REQUESTED, effects)
-            state.n_arrived += 1
-            model.wishes.append(LoadWish(name, event.at, state.n_arrived))
+        if not profile.launches_like(before) or profile.memory_mib != before.memory_mib:
+            model.need = None
+        if not profile.launches_like(before):
+            _restart(state, model, event.at, effects)
     for name, model in state.models.items():
         if name not in event.profiles:
             model.removed = True
             gone = EngineDown(f"the profile {name} was removed from the configuration")
             refuse_all(model, gone, Outcome.DOWN, effects)
             stop(model, Cause.REQUESTED, effects)
+
+
+def _restart(state: State, model: Model, now: float, effects: list[Effect]) -> None:
+    """Drain and start again, if it is up or on its way."""
+    if model.phase in (Phase.LOADING, Phase.READY, Phase.BACKOFF):
+        stop(model, Cause.REQUESTED, effects)
+        state.n_arrived += 1
+        model.wishes.append(LoadWish(model.name, now, state.n_arrived))
 
 
 def _close(state: State, effects: list[Effect]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from garra.bill import Place, spot
 from garra.errors import GarraError
-from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Spawner
+from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Spawner
 from garra.ports import Timer as TimerHandle
 from garra.spec import MIB, Cause, EngineExit, EngineProps, EngineStatus, LaunchPlan, Phase, Profile
 from garra.supervisor import machine as life
@@ -39,15 +40,19 @@ class Runner:
         profile: Profile,
         drain_s: float,
         *,
-        make_plan: Callable[[Profile], LaunchPlan],
+        plans: Plans,
         spawner: Spawner,
         http: EngineHttp,
         connections: Connections,
         clock: Clock,
         on_change: Callable[[], None],
+        on_plan: Callable[[LaunchPlan], None] = lambda plan: None,
     ) -> None:
         self.profile = profile
-        self._make_plan = make_plan
+        self.place = Place()
+        """Where the scheduler put the engine, and what it may take there."""
+        self._plans = plans
+        self._on_plan = on_plan
         self._spawner = spawner
         self._http = http
         self._connections = connections
@@ -158,9 +163,10 @@ class Runner:
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
         self._props = None
         try:
-            self._plan = self._make_plan(self.profile)
+            self._plan = await self._plans.plan(self.profile, self.place)
             for note in self._plan.notes:
                 log.warning("%s", note)
+            self._on_plan(self._plan)
             self._process = await self._spawner.spawn(self._plan)
         except GarraError as error:
             cause = Cause.BAD_MODEL if error.exit_code == 4 else Cause.START_FAILED
@@ -187,7 +193,13 @@ class Runner:
         finally:
             self._process = None
             self._gone.set()
-        self.post(life.Exited(gone))
+        self.post(life.Exited(gone, lighter=await self._lowered(gone)))
+
+    async def _lowered(self, gone: EngineExit) -> bool:
+        """Whether the next start asks for less, because memory ran out."""
+        if gone.cause is not Cause.OOM or self._plan is None or self.phase not in (Phase.LOADING, Phase.READY):
+            return False
+        return await self._plans.lower(self._plan, self.profile, str(gone))
 
     async def _probe(self, process: EngineProcess) -> None:
         delay_s, seen, looked = _PROBE_FIRST_S, process.progress(), self._clock.now()
@@ -263,6 +275,12 @@ class Runner:
             return None
         return min(0.99, rss / max(1, plan.model_path.stat().st_size))
 
+    def _planned_mib(self) -> dict[str, int]:
+        plan = self._plan
+        if plan is None or plan.bill is None or self._process is None:
+            return {}
+        return dict(plan.bill.need.on(spot(plan.gpu)))
+
     def status(self) -> EngineStatus:
         """What there is to know of the engine itself; the fleet adds who uses it."""
         m, process, props = self._machine, self._process, self._props
@@ -279,6 +297,8 @@ class Runner:
             slot_context=props.slot_context if props is not None else self.profile.context,
             restarts=self._restarts,
             rss_mib=rss // MIB if rss is not None else None,
+            engine=self._plan.engine if self._plan is not None and process is not None else "",
+            planned_mib=self._planned_mib(),
             warnings=self.warnings(),
         )
 

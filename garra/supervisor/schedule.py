@@ -32,10 +32,11 @@ from garra.supervisor.happenings import (
     Load,
     ReadAhead,
     Refuse,
+    Survey,
     Wake,
 )
 from garra.supervisor.model import CROWD_S, DOWN, Model
-from garra.supervisor.placement import place
+from garra.supervisor.placement import allowance, place
 from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State, broken, note, refuse_all, stop
 from garra.traffic import Outcome
@@ -83,6 +84,7 @@ def _settle(state: State, now: float, effects: list[Effect]) -> None:
         _expire(model, now, effects)
         _refuse_broken(model, now, effects)
     if any(model.wanted and model.phase is not Phase.READY for model in waiting):
+        _survey(waiting, effects)
         _place(state, now, effects)
     else:
         for model in models:
@@ -117,25 +119,33 @@ def _refuse_broken(model: Model, now: float, effects: list[Effect]) -> None:
     refuse_all(model, broken(model, now), Outcome.DOWN, effects)
 
 
+def _survey(waiting: list[Model], effects: list[Effect]) -> None:
+    """Have it found out what those take that are wanted and have no place: nothing is placed on a guess."""
+    for model in waiting:
+        if model.need is None and not model.surveying and model.phase in DOWN:
+            model.surveying = True
+            effects.append(Survey(model.name))
+
+
 def _place(state: State, now: float, effects: list[Effect]) -> None:
     moves = place(state.models.values(), state.policy, now)
-    for model, why in moves.hopeless:
-        refuse_all(
-            model, DoesNotFit(why, fix="raise memory_budget_mib, or unpin what is pinned"), Outcome.DOWN, effects
-        )
-    for model in moves.load:
+    for model, why, fix in moves.hopeless:
+        refuse_all(model, DoesNotFit(why, fix=fix), Outcome.DOWN, effects)
+        model.need = None  # a person may change what stands in its way
+    for model, spot in moves.load:
         insist = bool(model.wishes)
         for wish in model.wishes:
             wish.tried = True
         model.tally.swaps += model.swapping
         model.swapping = False
         model.phase = Phase.LOADING
-        effects.append(Load(model.name, insist))
+        model.place = allowance(model, state.models.values(), state.policy, spot)
+        effects.append(Load(model.name, model.place, insist))
     for model in state.models.values():
         if model.phase is Phase.BACKOFF and any(not wish.tried for wish in model.wishes):
             for wish in model.wishes:
                 wish.tried = True
-            effects.append(Load(model.name, insist=True))
+            effects.append(Load(model.name, model.place, insist=True))
     for model in moves.evict:
         stop(model, Cause.EVICTED, effects)
     for model in moves.next_up:
@@ -160,7 +170,7 @@ def _idle(model: Model) -> bool:
 
 def _forget(state: State, effects: list[Effect]) -> None:
     for name, model in list(state.models.items()):
-        if model.removed and model.phase in DOWN and not model.held_mib and not model.leases:
+        if model.removed and model.phase in DOWN and not model.held and not model.leases:
             del state.models[name]
             effects.append(Forget(name))
 

@@ -7,15 +7,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import shapes
 from tests.support import Garra
-from tests.tiny_gguf import QWEN35_4B, write_sparse
+from tests.tiny_gguf import write
 
 NEEDED_BYTES = 9 * 1024**3
 
 
 @pytest.fixture(scope="module")
 def sparse_4b(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_sparse(tmp_path_factory.mktemp("sparse") / "Qwen3.5-4B-Q4_K_M.gguf", QWEN35_4B)
+    return write(tmp_path_factory.mktemp("sparse") / "Qwen3.5-4B-Q4_K_M.gguf", shapes.qwen35_4b())
 
 
 def test_the_file_has_the_shape_and_no_weight(sparse_4b: Path) -> None:

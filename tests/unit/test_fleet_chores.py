@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from garra.bill import HOST
 from garra.spec import Cause, Phase, Policy, SlotState
 from garra.traffic import Outcome, Wish
 from tests.fakes import profiles, settle
@@ -142,11 +143,11 @@ async def test_a_profile_can_come_change_and_go_while_others_run() -> None:
         running = s.request("a")
         await settle()
         made = profiles("a", "b", "c", slots=8, mode="high_throughput", memory_mib=300)
-        s.fleet.configure(made, Policy(1000))
+        s.fleet.configure(made, Policy({HOST: 1000}))
         await s.fleet.load("c")
         assert sorted(s.engines.alive()) == ["a", "c"]
         del made["c"]
-        s.fleet.configure(made, Policy(1000))
+        s.fleet.configure(made, Policy({HOST: 1000}))
         await settle()
         assert s.engines.alive() == ["a"]
         assert [profile.name for profile in s.fleet.profiles()] == ["a", "b"]

@@ -16,9 +16,10 @@ import pytest
 
 from garra import paths
 from garra.errors import ConfigError, EngineDown
+from garra.hardware import engine_environment
 from garra.spec import Cause
 from garra.supervisor import runfile
-from garra.supervisor.process import ProcessSpawner, RealProcess, engine_environment
+from garra.supervisor.process import ProcessSpawner, RealProcess
 from garra.supervisor.shield import to_the_end
 from tests.fakes import plan_for, profiles
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from garra.bill import HOST
 from garra.spec import Cause, Phase
 from garra.supervisor import machine as life
 from garra.supervisor.queue import Ticket
@@ -231,7 +232,7 @@ def test_a_new_configuration_restarts_only_what_starts_differently() -> None:
     w = loaded(world_of("a", "b", memory_mib={"a": 40, "b": 40}), "a", "b")
     running = w.arrive(Wish("a"))
     made = {name: engine.profile for name, engine in w.engines.items()}
-    w.configure({"a": changed(made["a"], max_queue=1), "b": changed(made["b"], context=512)}, 100)
+    w.configure({"a": changed(made["a"], max_queue=1), "b": changed(made["b"], context=512)}, {HOST: 100})
     assert phases(w)["a"] is Phase.READY
     assert running in w.running
     w.memory_back("b")
@@ -242,7 +243,7 @@ def test_a_new_configuration_restarts_only_what_starts_differently() -> None:
 def test_a_profile_that_is_gone_drains_and_is_forgotten() -> None:
     w = loaded(world_of("a", "b", memory_mib={"a": 40, "b": 40}), "a", "b")
     running = w.arrive(Wish("b"))
-    w.configure({"a": w.engines["a"].profile}, 100)
+    w.configure({"a": w.engines["a"].profile}, {HOST: 100})
     assert running in w.running
     w.finish(running)
     w.memory_back("b")

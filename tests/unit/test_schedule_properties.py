@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from garra.bill import HOST
 from garra.spec import Cause, Phase
 from garra.traffic import Outcome, Priority, Wish
 from tests.fakes import profiles
@@ -45,7 +46,7 @@ class Days(RuleBasedStateMachine):
         made["b"] = changed(made["b"], memory_mib=60, idle_ttl_s=15.0)
         made["c"] = changed(made["c"], memory_mib=100, queue_timeout_s=50.0)
         self.profiles = made
-        self.world = World(made, 100)
+        self.world = World(made, {HOST: 100})
         self.prompt = False
 
     @initialize(prompt=st.booleans())
@@ -136,7 +137,7 @@ class Days(RuleBasedStateMachine):
         up = engine is not None and engine.machine.phase is Phase.READY
         if profile in self.profiles and (engine is None or not up or slots == engine.profile.slots):
             self.profiles[profile] = changed(self.profiles[profile], slots=slots)
-            self.world.configure(self.profiles, 100)
+            self.world.configure(self.profiles, {HOST: 100})
 
     def teardown(self) -> None:
         self.world.run_down()

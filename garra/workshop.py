@@ -1,0 +1,80 @@
+"""The engine build in use with all that is planned for it: which programs are started, how, and with how much memory.
+
+Another build can take its place while garra runs: what is loaded from then on uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from garra import ledger, paths, planning, store
+from garra.bill import HOST, Claim
+from garra.config import Config
+from garra.engine import store as engines
+from garra.engine.argv import server_argv
+from garra.planner.room import Margins
+from garra.spec import EngineBuild, LaunchPlan, Policy
+from garra.supervisor import memory
+
+
+class Workshop:
+    """Raises EngineMissing when there is no engine at all."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.build: EngineBuild = engines.current()
+        self._store = store.Store(paths.state_db())
+        self._ours: Callable[[], Sequence[int]] = lambda: ()
+        self._planner = planning.Planner(
+            lambda: self.build,
+            margins(config),
+            ledger.Ledger(self._store),
+            detect=lambda: planning.detect(self.build, self._ours()),
+            alone=lambda: not self._ours(),
+        )
+
+    def plans(self, ours: Callable[[], Sequence[int]]) -> planning.ThreadedPlans:
+        """The `Plans` port; `ours` tells the processes of the engines that are up."""
+        self._ours = ours
+        return planning.ThreadedPlans(self._planner, self.budget)
+
+    def configure(self, config: Config) -> None:
+        self._config = config
+        self._planner.configure(margins(config))
+
+    def renew(self) -> bool:
+        """Look for another current build; whether there is one."""
+        found = engines.find_current()
+        if found is None or found.stamp == self.build.stamp:
+            return False
+        self.build = found
+        return True
+
+    def policy(self, ours: Sequence[int] = ()) -> Policy:
+        settings = self._config.settings
+        return Policy(self.budget(ours), settings.drain_s, fifo=settings.swap_order == "fifo")
+
+    def budget(self, ours: Sequence[int] = ()) -> Claim:
+        """What all engines may take together: as configured, else what other programs leave, less the margins."""
+        settings = self._config.settings
+        on_gpu = self.build.backend != "cpu"
+        room = memory.budget(ours, settings.vram_margin_mib, settings.ram_margin_mib, computes_on_gpu=on_gpu)
+        if settings.memory_budget_mib is None:
+            return room
+        given = [device for device in room if device != HOST] or [HOST]
+        return room | dict.fromkeys(given, settings.memory_budget_mib)
+
+    def argv(self, plan: LaunchPlan, address: Path) -> list[str]:
+        return server_argv(self.build.tool("llama-server"), plan, address)
+
+    def environment(self, plan: LaunchPlan) -> dict[str, str]:
+        return planning.environment(self.build, plan.gpu)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def margins(config: Config) -> Margins:
+    """What is left free on purpose."""
+    return Margins(config.settings.vram_margin_mib, config.settings.ram_margin_mib)
