@@ -4,6 +4,8 @@
 #   make setup               the first two of these only
 #   make test                everything: checks, unit tests, tests with the real engine
 #   make check               format, lint, types, layers, unit tests: under a minute, no engine
+#   make plan-accuracy       planned against allocated memory: part of make test
+#   make fuzz [FUZZ_S=60]    hostile GGUF files: part of make test
 #   make soak                the long random runs, in full
 #   make bench               everything in benchmarks/: about ten minutes
 #   make lock                resolve pyproject.toml anew into the lock files
@@ -11,8 +13,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROFILE ?=
+FUZZ_S ?= 60
 
-.PHONY: up setup test check unit engine-tests soak bench lock wheel clean
+.PHONY: up setup test check unit engine-tests plan-accuracy fuzz soak bench lock wheel clean
 
 up: setup
 	@$(BIN)/garra up $(PROFILE)
@@ -36,7 +39,7 @@ setup: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 
-test: check engine-tests
+test: check fuzz engine-tests plan-accuracy
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -49,6 +52,13 @@ unit: .venv/dev.stamp
 
 engine-tests: .venv/dev.stamp setup
 	$(BIN)/pytest -q tests/engine
+
+plan-accuracy: .venv/dev.stamp setup
+	@$(BIN)/garra pull demo
+	$(BIN)/python -m benchmarks.plan_accuracy
+
+fuzz: .venv/dev.stamp
+	$(BIN)/python -m tests.hostile $(FUZZ_S)
 
 soak: .venv/dev.stamp setup
 	GARRA_TEST_SOAK=1 $(BIN)/pytest -q tests --timeout 3600

@@ -207,6 +207,12 @@ def qwen35(
     return Model("qwen35", n_vocab, values, tensors, kinds=kinds, kind=kind)
 
 
+def qwen35_2b() -> Model:
+    """Qwen3.5-2B, as its public configuration gives it."""
+    return qwen35(n_layer=24, n_embd=2048, n_ff=6144, n_head=8, n_head_kv=2, head=256, n_value_heads=16,
+                  n_key_heads=16, state=128, n_vocab=248_320)  # fmt: skip
+
+
 def qwen35_4b(*, mtp: bool = True) -> Model:
     """Qwen3.5-4B, as its public configuration gives it."""
     return qwen35(n_layer=32, n_embd=2560, n_ff=9216, n_head=16, n_head_kv=4, head=256, n_value_heads=32,

@@ -12,6 +12,8 @@ sick          healthy and warm, and answers 500 to every request; after five of 
 dies          dies at each request, before it answers; a body with "fine" in it is answered
 late          streams 10 events, the first after 0.1 s, 50 a second
 ledger        like late, and writes every request it gets, and every first byte it sends, to the file LEDGER
+hungry        runs out of GPU memory while loading if its cache has more than STUB_CELLS cells
+starves       the same, but only at its first request
 stuck         streams one event, and then nothing more, though it is healthy and says that its slots are busy
 """
 
@@ -67,6 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/completion" and COUNT["failed"] < 5:
             self.answer({"tokens_predicted": 1})
+        elif STUB == "starves" and cells() > int(os.environ["STUB_CELLS"]):
+            run_out("decode")
         elif STUB == "sick":
             COUNT["failed"] += 1
             self.answer({"error": {"code": 500, "message": "the stub is sick"}}, 500)
@@ -137,6 +141,39 @@ def enter(line: str) -> None:
             os.fsync(ledger.fileno())
 
 
+def cells() -> int:
+    """Of its whole cache, as if a q8_0 cell were half as large as an f16 one."""
+    return int(argument("-c")) // (2 if argument("--cache-type-k") == "q8_0" else 1)
+
+
+def run_out(where: str) -> None:
+    print(
+        f"0.00.001.000 E ggml_backend_cuda_buffer_type_alloc_buffer: {where}: cudaMalloc failed: out of memory",
+        flush=True,
+    )
+    os._exit(1)
+
+
+def hold_vram(mib: str) -> None:
+    """Be seen by the stub of the driver's library, for as long as it lives."""
+    machine = os.environ["STUB_NVML"]
+    mine = f"process 0 {os.getpid()} {mib}\n"
+
+    def rewrite(change: Any) -> None:
+        with open(machine) as file:
+            lines = file.readlines()
+        with open(f"{machine}.{os.getpid()}", "w") as file:
+            file.writelines(change(lines))
+        os.replace(f"{machine}.{os.getpid()}", machine)
+
+    def let_go(*_: object) -> None:
+        rewrite(lambda lines: [line for line in lines if line != mine])
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, let_go)
+    rewrite(lambda lines: [*lines, mine])
+
+
 def flood() -> None:
     while True:
         sys.stdout.write("x" * 100_000)
@@ -151,6 +188,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if STUB == "deaf":
         signal.pause()
+    if STUB == "hungry" and cells() > int(os.environ["STUB_CELLS"]):
+        run_out("KV cache")
+    if "STUB_VRAM_MIB" in os.environ:
+        hold_vram(os.environ["STUB_VRAM_MIB"])
     if STUB == "flood":
         threading.Thread(target=flood, daemon=True).start()
     Server(argument("--host"), Handler).serve_forever()

@@ -44,6 +44,8 @@ class Knobs:
     """Tokens a multi-token-prediction layer drafts; 0: none."""
     cache_ram_mib: int = 0
     checkpoints: int = CHECKPOINTS
+    repack: bool = True
+    """Weights on the CPU are rearranged for it, where their type can be."""
 
     @property
     def streams(self) -> int:
@@ -70,12 +72,11 @@ def bill(card: ModelCard, knobs: Knobs, device: str = "gpu", *, context_bytes: i
         _add(here, "draft KV cache" if layer.drafts else "KV cache", kv_bytes(card, layer, knobs))
         _add(here, "recurrent state", layer.state_bytes * knobs.slots * (1 + knobs.draft_depth))
     _add(host, "weights", card.input_bytes)
-    output_on_gpu = knobs.gpu_layers > len(card.layers)
-    if output_on_gpu:
+    if knobs.gpu_layers:  # the output is the first to go there
         _add(gpu, "weights", card.output_bytes or card.input_bytes)  # a tied embedding is there twice
     else:
-        _add(host, "weights", card.output_bytes or card.input_bytes * card.input_repacks)
-    computing = gpu if on_gpu or output_on_gpu else host
+        _add(host, "weights", card.output_bytes or card.input_bytes * (card.input_repacks and knobs.repack))
+    computing = gpu if knobs.gpu_layers else host
     _add(computing, "compute buffer", compute_bytes(card, knobs))
     if computing is gpu:
         _add(host, "compute buffer", _inputs(card, knobs))

@@ -25,6 +25,7 @@ MIN_CONTEXT = 4096
 """A plan is never given less context per slot than this, unless the profile asks for less."""
 _MIN_CHECKPOINTS = 4
 _CHECKPOINT_SHARE = 0.25  # of the RAM that is left: the page cache wants the rest
+_TO_FIT = ", to fit into memory"
 _SPILL = "layers on the CPU cost about 10x of the speed"
 
 Account = Callable[[LaunchPlan], Bill | None]
@@ -120,6 +121,7 @@ def knobs_of(plan: LaunchPlan) -> Knobs:
         draft_depth=profile.draft_depth if profile.speculation == "mtp" else 0,
         cache_ram_mib=profile.cache_ram_mib,
         checkpoints=plan.checkpoints,
+        repack=not {"--no-repack", "-nr"} & set(profile.extra_args),
     )
 
 
@@ -156,7 +158,7 @@ def _billed(
     rung: Rung, number: int, card: ModelCard, host: HostSpec, room: Room, model_path: Path, account: Account | None
 ) -> LaunchPlan:
     profile = rung.profile
-    notes = tuple(f"{profile.name}: {step}, to fit into memory" for step in rung.steps)
+    notes = tuple(f"{profile.name}: {step}{_TO_FIT}" for step in rung.steps)
     plan = LaunchPlan(
         profile=profile,
         model_path=model_path,
@@ -224,7 +226,8 @@ def _spread(n: int) -> list[int]:
 
 def _does_not_fit(profile: Profile, card: ModelCard, best: LaunchPlan, room: Room) -> DoesNotFit:
     missing = shortfall(best.bill, room)
-    tried = f" even with {'; '.join(note.split(': ', 1)[1] for note in best.notes)}" if best.notes else ""
+    steps = [note.split(": ", 1)[1].removesuffix(_TO_FIT) for note in best.notes]
+    tried = f", even with {'; '.join(steps)}" if steps else ""
     return DoesNotFit(
         f"cannot load {profile.name} ({card.name}) on {room.what}{tried}: {_short(missing)}",
         fix=_nearest(profile, card, room),

@@ -16,6 +16,7 @@ from garra.engine.source import load_pin
 from garra.registry import fetch
 from garra.spec import EngineBuild
 from tests import stub_engine
+from tests.stub_driver import StubDriver
 from tests.support import Garra
 
 Make = Callable[..., Garra]
@@ -57,20 +58,32 @@ def served(demo_model: Path) -> Iterator[Garra]:
 @pytest.fixture
 def stubbed(tmp_path: Path) -> Iterator[Make]:
     """Makes a garra whose engine is the stub in the given mood. `settings` are lines of the profile demo, `top` lines
-    above all tables; there is a second profile, other."""
+    above all tables; there is a second profile, other. With a `driver` it computes on the GPUs that driver shows;
+    `base` replaces the lines both profiles have."""
     folder = tmp_path / "garra" / "engines" / "stub"
     (folder / "bin").mkdir(parents=True)
     server = folder / "bin" / "llama-server"
     server.write_text(f"#!{sys.executable}\n" + Path(stub_engine.__file__).read_text())
     server.chmod(0o755)
-    store.write_manifest(folder, EngineBuild("stub", load_pin().build, folder, "cpu", ()))
+    pin = load_pin()
     (folder.parent / "current").symlink_to("stub")
     model = smoke.write_noise_model(tmp_path / "noise.gguf")
     made: list[Garra] = []
 
-    def make(mood: str, settings: str = "", top: str = "", **environment: str) -> Garra:
-        one = Garra(data=tmp_path, STUB=mood, **environment)
-        table = f'model = "file:{model}"\nstop_grace_s = 1\nload_timeout_s = 2\ncontext = 512\n'
+    def make(
+        mood: str,
+        settings: str = "",
+        top: str = "",
+        *,
+        driver: StubDriver | None = None,
+        base: str | None = None,
+        **environment: str,
+    ) -> Garra:
+        backend = "cpu" if driver is None else "cuda"
+        build = EngineBuild("stub", pin.build, folder, backend, pin.names_of_patches)
+        store.write_manifest(folder, build)
+        one = Garra(data=tmp_path, STUB=mood, **environment, **(driver.environment() if driver is not None else {}))
+        table = base or f'model = "file:{model}"\nstop_grace_s = 1\nload_timeout_s = 2\ncontext = 512\n'
         one.configure(f"{top}\n[profiles.demo]\n{table}{settings}\n[profiles.other]\n{table}")
         made.append(one)
         return one

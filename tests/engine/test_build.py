@@ -107,7 +107,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(builder: Garra, tmp_path:
     log = next((Path(builder.env["XDG_STATE_HOME"]) / "garra" / "logs").glob("engine-build-*.log")).read_text()
     assert "unit0.cpp" not in log, "compiled once"
     assert re.search(r"\[\d+/\d+\] Linking CXX executable bin/llama-server", log)
-    assert "stamp    b11434-cpu-" in done.stdout
+    assert "stamp      b11434-cpu-" in done.stdout
     assert not list((data / "garra" / "engines").glob(".work-*"))
 
 
