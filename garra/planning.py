@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from garra import gpus, hardware, ledger
-from garra.bill import Bill, Claim, Need, Place
+from garra.bill import HOST, Bill, Claim, Need, Place
 from garra.engine import accounting, devices
 from garra.engine.argv import server_argv
 from garra.errors import DoesNotFit, GarraError, ModelNotPresent
@@ -135,10 +135,14 @@ class Planner:
             notes.append(f"it begins lower since {before.at}: {before.why} (garra plan {profile.name} --forget)")
         return replace(made, notes=tuple(notes), engine=build.stamp if build is not None else "")
 
-    def need(self, profile: Profile) -> Need:
+    def need(self, profile: Profile, budget: Claim) -> Need:
         """What the profile takes while nothing else of ours is loaded; with the reason where that never fits."""
+        gpus = [device for device in budget if device != HOST]
+        roomiest = max(gpus, key=lambda device: budget[device], default=None)
+        gpu = int(roomiest.removeprefix("gpu")) if roomiest is not None else None
+        place = Place(gpu, budget.get(roomiest or "", 0), budget.get(HOST, 0))
         try:
-            return _overridden(profile, _need_of(self.plan(profile, whole=True)))
+            return _overridden(profile, _need_of(self.plan(profile, whole=True, place=place)))
         except DoesNotFit as error:
             return _overridden(profile, Need(why_not=error.what, fix=error.fix or ""))
         except GarraError:
@@ -221,12 +225,16 @@ class Planner:
 class ThreadedPlans:
     """The `Plans` port: a planner whose waits are spent in threads."""
 
-    def __init__(self, planner_: Planner, budget: Callable[[Sequence[int]], Claim]) -> None:
+    def __init__(
+        self, planner_: Planner, budget: Callable[[Sequence[int]], Claim], ours: Callable[[], Sequence[int]]
+    ) -> None:
         self._planner = planner_
         self._budget = budget
+        self._ours = ours
 
     async def need(self, profile: Profile) -> Need:
-        return await asyncio.to_thread(self._planner.need, profile)
+        ours = self._ours()
+        return await asyncio.to_thread(lambda: self._planner.need(profile, self._budget(ours)))
 
     async def plan(self, profile: Profile, place: Place) -> LaunchPlan:
         return await asyncio.to_thread(self._planner.plan, profile, place=place)

@@ -37,7 +37,7 @@ class Workshop:
     def plans(self, ours: Callable[[], Sequence[int]]) -> planning.ThreadedPlans:
         """The `Plans` port; `ours` tells the processes of the engines that are up."""
         self._ours = ours
-        return planning.ThreadedPlans(self._planner, self.budget)
+        return planning.ThreadedPlans(self._planner, self.budget, ours)
 
     def configure(self, config: Config) -> None:
         self._config = config

@@ -169,6 +169,7 @@ class EngineFleet:
             if runner.process is not None and runner.phase is Phase.READY:
                 return RunnerLease(runner, runner.process.socket, ticket)
             self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
+            await asyncio.sleep(0)  # the news of its death must get its turn
 
     def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
         """The end of a lease, however it came. Never awaits."""

@@ -190,10 +190,11 @@ class Runner:
     async def _watch(self, process: EngineProcess) -> None:
         try:
             gone = await to_the_end(process.wait())
+            lighter = await self._lowered(gone)
         finally:
             self._process = None
             self._gone.set()
-        self.post(life.Exited(gone, lighter=await self._lowered(gone)))
+        self.post(life.Exited(gone, lighter))  # in the same breath: no phase may stand for a process that is not there
 
     async def _lowered(self, gone: EngineExit) -> bool:
         """Whether the next start asks for less, because memory ran out."""
