@@ -24,7 +24,8 @@ from garra.spec import MIB, KvType, LaunchPlan, Profile
 MIN_CONTEXT = 4096
 """A plan is never given less context per slot than this, unless the profile asks for less."""
 _MIN_CHECKPOINTS = 4
-_CHECKPOINT_SHARE = 0.25  # of the RAM that is left: the page cache wants the rest
+_CHECKPOINT_SHARE = 0.25
+_UNSURE = 1.01  # the engine's own accounting may come out so much higher
 _TO_FIT = ", to fit into memory"
 _SPILL = "layers on the CPU cost about 10x of the speed"
 
@@ -169,7 +170,7 @@ def _billed(
         notes=notes,
         rung=number,
     )
-    plan = replace(plan, checkpoints=_checkpoints(card, plan, room))
+    plan = _with_what_grows(card, plan, room)
     by_formula = memory.bill(
         card, knobs_of(plan), room.device or "gpu", context_bytes=room.context_mib * MIB if rung.gpu_layers else 0
     )
@@ -184,18 +185,27 @@ def _hopeless(bill: Bill, room: Room) -> bool:
     return any(mib > 256 + bill.total(device) // MIB // 10 for device, mib in shortfall(bill, room).items())
 
 
-def _checkpoints(card: ModelCard, plan: LaunchPlan, room: Room) -> int:
-    """How many snapshots of the recurrent state per slot, what a hybrid model rewinds to, fit into a part of the RAM.
+def _with_what_grows(card: ModelCard, plan: LaunchPlan, room: Room) -> LaunchPlan:
+    """The plan with a prompt cache, and with snapshots of the recurrent state, that the RAM has room for.
 
-    Each keeps the state, and the drafting layer's cache so far: up to 178 MiB for Qwen3.5-4B at 32k tokens.
+    Snapshots are what a hybrid model rewinds to. Each keeps the state, and the drafting layer's cache so far: up to
+    178 MiB for Qwen3.5-4B at 32k tokens. They get a part of what is left: the page cache wants the rest.
     """
+    knobs = replace(knobs_of(plan), cache_ram_mib=0, checkpoints=0)
+    fixed = memory.bill(card, knobs, room.device or "gpu")
+    taken = sum(fixed.total(device) for device in fixed.parts) if room.unified else fixed.total(HOST)
+    left = max(0, int(room.ram_mib * MIB - taken * _UNSURE))
+    cache_mib = min(plan.profile.cache_ram_mib, left // MIB)
+    if cache_mib < plan.profile.cache_ram_mib and cache_mib:
+        said = f"prompt cache {cache_mib} MiB instead of {plan.profile.cache_ram_mib}{_TO_FIT}"
+        note = f"{plan.profile.name}: {said}"
+        plan = replace(plan, profile=replace(plan.profile, cache_ram_mib=cache_mib), notes=(*plan.notes, note))
     if not card.recurrent:
-        return CHECKPOINTS
-    each = memory.checkpoint_bytes(card, knobs_of(plan))
-    fixed = memory.bill(card, replace(knobs_of(plan), checkpoints=0), room.device or "gpu")
-    left = room.ram_mib * MIB - fixed.total(HOST) - fixed.growth
-    affordable = int(left * _CHECKPOINT_SHARE) // max(1, each * plan.profile.slots)
-    return max(_MIN_CHECKPOINTS, min(CHECKPOINTS, affordable))
+        return plan
+    left -= cache_mib * MIB
+    each = max(1, memory.checkpoint_bytes(card, knobs) * plan.profile.slots)
+    wanted = max(_MIN_CHECKPOINTS, int(left * _CHECKPOINT_SHARE) // each)
+    return replace(plan, checkpoints=min(CHECKPOINTS, wanted, left // each))
 
 
 def _quantisable(profile: Profile, card: ModelCard) -> bool:

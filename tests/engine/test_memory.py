@@ -65,7 +65,7 @@ def starts(garra: Garra, profile: str = "demo") -> list[str]:
 
 def test_a_model_is_planned_for_the_gpu_that_is_there(stubbed: Make, driver: StubDriver, nine: Path) -> None:
     driver.show(gpu(8192, 300))
-    garra = stubbed("late", base=lines(nine, *WISH), driver=driver)
+    garra = stubbed("", base=lines(nine, *WISH), driver=driver)
     garra.up("demo")
     engine = garra.engine()
     assert engine["slot_context"] == 24576
@@ -75,7 +75,7 @@ def test_a_model_is_planned_for_the_gpu_that_is_there(stubbed: Make, driver: Stu
 
 def test_another_process_takes_2_gib_between_plan_and_load(stubbed: Make, driver: StubDriver, nine: Path) -> None:
     driver.show(gpu(8192, 300))
-    garra = stubbed("late", base=lines(nine, *WISH), driver=driver)
+    garra = stubbed("", base=lines(nine, *WISH), driver=driver)
     garra.up("demo")
     garra.run("unload", "demo", check=True)
     eventually(lambda: garra.engine()["phase"] == "cold")
