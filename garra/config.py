@@ -74,6 +74,7 @@ class ProfileTable(BaseModel, extra="forbid"):
     stall_s: float = Field(30, ge=1)
     memory_mib: int | None = Field(None, gt=0)
     pin: bool = False
+    force: bool = False
     load_timeout_s: float = Field(120, gt=0)
     stop_grace_s: float = Field(10, gt=0)
     aliases: list[str] = []

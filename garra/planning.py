@@ -121,7 +121,7 @@ class Planner:
             path or Path(f"{profile.name}.gguf"),
             account=self._account(build, path, room),
             skip=before.rung if before is not None else 0,
-            force=force,
+            force=force or profile.force,
         )
         notes = list(made.notes)
         if build is not None and room.device is None and host.gpus and profile.gpu_layers != 0:
@@ -142,7 +142,10 @@ class Planner:
         gpu = int(roomiest.removeprefix("gpu")) if roomiest is not None else None
         place = Place(gpu, budget.get(roomiest or "", 0), budget.get(HOST, 0))
         try:
-            return _overridden(profile, _need_of(self.plan(profile, whole=True, place=place)))
+            need = _overridden(profile, _need_of(self.plan(profile, whole=True, place=place)))
+            if profile.force:  # the scheduler gives it all there is
+                need = Need(min(need.vram_mib, place.vram_mib), min(need.ram_mib, place.ram_mib))
+            return need
         except DoesNotFit as error:
             return _overridden(profile, Need(why_not=error.what, fix=error.fix or ""))
         except GarraError:

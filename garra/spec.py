@@ -113,6 +113,8 @@ class Profile:
     stall_s: float
     memory_mib: int | None
     """What one engine takes of the memory budget; None: all of it."""
+    force: bool
+    """Started as it asks even where the plan says that memory is short."""
     pin: bool
     """Never unloaded for another model's sake, nor for being idle."""
     load_timeout_s: float

@@ -30,6 +30,9 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Serve in the background.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start the profile as it asks even where memory is short for it.")
+    ] = False,
     prebuilt: Annotated[
         bool,
         typer.Option("--prebuilt", help="Without an engine: serve with a prebuilt one while the real one is compiled."),
@@ -47,6 +50,7 @@ def up(
     from garra.cli.engine import build_if_missing
     from garra.registry import fetch
 
+    settings = [*(settings or []), *(["force=true"] * force)]
     flags = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     config = layers.load(flags)
     there = running()

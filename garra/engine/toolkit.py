@@ -111,8 +111,8 @@ def fetch(release: Release, say: Say) -> None:
             )
         part = Path(folder) / "root"
         for wheel in sorted(Path(folder).glob("*.whl")):
-            _unpack(wheel, PurePosixPath(release.folder), part)
-        _link(part)
+            unpack(wheel, release.folder, part)
+        link(part)
         (part / ".complete").touch()
         shutil.rmtree(root, ignore_errors=True)  # an incomplete or a stripped one
         part.rename(root)
@@ -134,7 +134,7 @@ def strip(toolkit: CudaToolkit) -> int:
     return freed
 
 
-def _unpack(wheel: Path, folder: PurePosixPath, root: Path) -> None:
+def unpack(wheel: Path, folder: str, root: Path) -> None:
     """The part of a package under `folder`, into `root`, programs executable."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
@@ -149,7 +149,7 @@ def _unpack(wheel: Path, folder: PurePosixPath, root: Path) -> None:
                 target.chmod(0o755)
 
 
-def _link(root: Path) -> None:
+def link(root: Path) -> None:
     """What the linker and CMake look for besides: `libX.so` beside every `libX.so.N`, and `lib64`."""
     for library in (root / "lib").glob("lib*.so.*"):
         plain = library.with_name(library.name.split(".so")[0] + ".so")

@@ -89,7 +89,7 @@ def test_the_nearest_plan_is_named_where_there_is_one() -> None:
     last = len(list(ladder(profile, card, rooms.of_host(large, "cpu", Margins())))) - 1
     least = plan_launch(profile, card, large, rooms.of_host(large, "cpu", Margins()), MODEL, skip=last).bill
     assert least is not None
-    tight = replace(large, ram_free_mib=least.total(HOST) // MIB + Margins().ram_mib - 60)
+    tight = replace(large, ram_free_mib=least.total(HOST) // MIB + Margins().ram_mib - 40)
     with pytest.raises(DoesNotFit) as caught:
         plan_launch(profile, card, tight, rooms.of_host(tight, "cpu", Margins()), MODEL)
     fix = str(caught.value.fix)
