@@ -59,7 +59,8 @@ class Workshop:
         """What all engines may take together: as configured, else what other programs leave, less the margins."""
         settings = self._config.settings
         on_gpu = self.build.backend != "cpu"
-        room = memory.budget(ours, settings.vram_margin_mib, settings.ram_margin_mib, computes_on_gpu=on_gpu)
+        host = planning.detect(self.build, ours)
+        room = memory.budget(host, ours, settings.vram_margin_mib, settings.ram_margin_mib, computes_on_gpu=on_gpu)
         if settings.memory_budget_mib is None:
             return room
         given = [device for device in room if device != HOST] or [HOST]

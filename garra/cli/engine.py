@@ -199,7 +199,7 @@ def build_if_missing(say: Callable[[str], None], *, prebuilt: bool = False) -> b
 
     True when the engine in use is a prebuilt one and a build of the pin should follow.
     """
-    from garra.engine import given
+    from garra.engine import given, store
     from garra.engine.build import plan_build
 
     if _have_pinned():
@@ -211,10 +211,13 @@ def build_if_missing(say: Callable[[str], None], *, prebuilt: bool = False) -> b
             raise EngineMissing(f"there is no prebuilt engine for {platform.machine()}", fix="garra engine build")
         given.fetch(wheel, say)
         return not plan.missing
-    offer = f"; or at once, with a prebuilt one ({wheel.provenance}): garra up --prebuilt" if wheel is not None else ""
+    offer = f"; at once, with a prebuilt one ({wheel.provenance}): garra up --prebuilt" if wheel is not None else ""
     if plan.missing:
         what, fix = plan.missing[0]
-        raise EngineMissing(f"cannot build the engine: {what}", fix=fix + offer.replace("; or at once", "   or"))
+        if (there := store.find_current()) is not None:
+            say(f"the pinned engine cannot be built ({what}: {fix}); {there.stamp} serves on")
+            return False
+        raise EngineMissing(f"cannot build the engine: {what}", fix=fix + offer)
     minutes = "half an hour on two cores, minutes on many" if plan.recipe.backend == "cuda" else "about 5 minutes"
     say(f"there is no engine of the pinned build yet: it is compiled now, once, in {minutes}{offer}")
     say(f"backend {plan.recipe.backend}: {plan.reason}")

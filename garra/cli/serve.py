@@ -64,7 +64,7 @@ def up(
     if there is not None:
         load_there(there, name)
     elif detach:
-        _start_detached(name, flags, settings or [], follow)
+        _start_detached(name, flags, settings or [], prebuilt)
     else:
         overrides: dict[str, Any] = dict(flags)
         if settings:
@@ -205,13 +205,13 @@ def _run_foreground(config: Config, name: str, read_config: Callable[[], Config]
         narrator.close()
 
 
-def _start_detached(name: str, flags: dict[str, Any], settings: list[str], follow: bool) -> None:
+def _start_detached(name: str, flags: dict[str, Any], settings: list[str], prebuilt: bool) -> None:
     from garra.cli.control import wait_for_start
 
     command = [sys.executable, "-m", "garra", "up", name]
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     command += [word for pair in settings for word in ("--set", pair)]
-    command += ["--prebuilt"] * follow
+    command += ["--prebuilt"] * prebuilt
     log = paths.server_log()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

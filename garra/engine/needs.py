@@ -42,7 +42,7 @@ class Needs:
         if found is None or shutil.which(found) is None:
             what = "there is no C++ compiler" + (f" ({found})" if found else "")
             fix = "apt install g++   (Fedora: dnf install gcc-c++, macOS: xcode-select --install)"
-            self.missing.append((what, f"{fix}; without one: garra up --prebuilt"))
+            self.missing.append((what, fix))
         return found or "c++"
 
     def of_backend(self, backend: Backend) -> dict[str, str]:

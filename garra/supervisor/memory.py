@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from garra import gpus, hardware
+from garra import gpus
 from garra.bill import HOST, spot
+from garra.host import HostSpec
 from garra.spec import MIB
 
 _STEP_BYTES = 16 * MIB
@@ -37,13 +38,12 @@ class HostMemory:
 
 
 def budget(
-    ours: Collection[int], vram_margin_mib: int, ram_margin_mib: int, *, computes_on_gpu: bool
+    host: HostSpec, ours: Collection[int], vram_margin_mib: int, ram_margin_mib: int, *, computes_on_gpu: bool
 ) -> dict[str, int]:
     """MiB all engines may take now, by device: what there is, less what others hold and the margins.
 
     GPUs count only where the engine can compute on them.
     """
-    host = hardware.detect(ours)
     mine = sum(_rss_mib(pid) for pid in ours)
     others = max(0, host.ram_total_mib - host.ram_free_mib - mine)
     room = {HOST: max(0, host.ram_total_mib - others - ram_margin_mib)}
