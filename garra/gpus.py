@@ -52,6 +52,16 @@ def held_mib(pid: int) -> int:
         return sum(_held_by(handle).get(pid, 0) for _, handle in handles) // MIB
 
 
+def holders() -> dict[int, int]:
+    """MiB of VRAM by process, all NVIDIA GPUs together."""
+    held: dict[int, int] = {}
+    with _driver() as handles:
+        for _, handle in handles:
+            for pid, n_bytes in _held_by(handle).items():
+                held[pid] = held.get(pid, 0) + n_bytes // MIB
+    return held
+
+
 def _nvidia(ours: Collection[int]) -> list[Gpu]:
     gpus = []
     with _driver() as handles:

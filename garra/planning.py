@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from garra.engine import accounting, devices
 from garra.engine.argv import server_argv
 from garra.errors import DoesNotFit, GarraError, ModelNotPresent
 from garra.host import Gpu, HostSpec
+from garra.planner import memory
 from garra.planner import plan as planner
 from garra.planner import room as rooms
+from garra.planner.memory import Knobs
 from garra.planner.room import Margins, Room
 from garra.registry import card as cards
 from garra.registry import gguf
@@ -32,6 +35,7 @@ from garra.spec import MIB, EngineBuild, KvType, LaunchPlan, Profile
 log = logging.getLogger(__name__)
 
 _CARDS = Path(__file__).parent / "data" / "cards"
+_PROJECTOR_WORK = 1.25
 _PROBE_VRAM_MIB = 1024
 """The engine's accounting opens the GPU for a moment: not on a card that is nearly full."""
 
@@ -120,6 +124,7 @@ class Planner:
             room,
             path or Path(f"{profile.name}.gguf"),
             account=self._account(build, path, room),
+            beside=beside(profile),
             skip=before.rung if before is not None else 0,
             force=force or profile.force,
         )
@@ -223,6 +228,33 @@ class Planner:
             return accounting.complete(told, plan.bill) if told is not None else None
 
         return account
+
+
+def beside(profile: Profile) -> planner.Beside:
+    """What the profile's own flags load besides the model: a projector, a draft model.
+
+    A projector takes its file and a part of it more while it works (the engine does not tell in advance).
+    """
+    projector, draft = _file_of(profile, "-mm", "--mmproj"), _file_of(profile, "-md", "--model-draft")
+    card = cards.of_header(gguf.read(draft)) if draft is not None else None
+
+    def known(knobs: Knobs) -> Mapping[str, int]:
+        parts = {"projector": int(projector.stat().st_size * _PROJECTOR_WORK)} if projector is not None else {}
+        if card is not None:
+            plain = replace(knobs, cache_type_k="f16", cache_type_v="f16", gpu_layers=0, draft_depth=0)
+            bill = memory.bill(card, replace(plain, cache_ram_mib=0)).parts[HOST]
+            parts |= {f"draft {name}": n_bytes for name, n_bytes in bill.items()}
+        return parts
+
+    return known
+
+
+def _file_of(profile: Profile, *flags: str) -> Path | None:
+    """The existing file one of these flags names among the profile's own."""
+    words = profile.extra_args
+    named = next((value for flag, value in itertools.pairwise(words) if flag in flags), None)
+    path = Path(named).expanduser() if named else None
+    return path if path is not None and path.is_file() else None
 
 
 class ThreadedPlans:

@@ -122,6 +122,10 @@ class Memory(Protocol):
         """For a process that is about to end: a question to ask afterwards, whether what it held is free again."""
         ...
 
+    def holders(self) -> str:
+        """Who holds memory that should be free by now, in a few words; empty when nobody can tell."""
+        ...
+
     async def read_ahead(self, path: Path) -> None:
         """Bring a file into the page cache, as far as there is room."""
         ...

@@ -128,6 +128,9 @@ class FakeEngines:
     def asked_back(self, pid: int) -> Callable[[], bool]:
         return lambda: self.memory_is_back
 
+    def holders(self) -> str:
+        return "somebody holds it"
+
     async def read_ahead(self, path: Path) -> None:
         self.log.append(f"read ahead {path.stem}")
 

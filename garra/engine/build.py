@@ -207,10 +207,12 @@ def _run(command: list[str], plan: BuildPlan, lock: int, log: TextIO, on_step: O
     ) as process:
         assert process.stdout is not None
         try:
+            whole = 0
             for line in process.stdout:
                 log.write(line)
                 step = _STEP.match(line)
-                if step and on_step:
+                if step and on_step and int(step[2]) > whole // 2:  # else it is a small build within this one
+                    whole = int(step[2])
                     on_step(int(step[1]), int(step[2]), step[3].rsplit("/", 1)[-1].strip())
         except BaseException:  # Ctrl-C, SIGTERM: stop the compilers too; the work folder stays for the next try
             os.killpg(process.pid, signal.SIGTERM)

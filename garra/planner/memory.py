@@ -9,6 +9,8 @@ engine's log.
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from garra.bill import HOST, Bill
@@ -58,8 +60,18 @@ class Knobs:
         return _padded(self.context * (self.slots if self.unified else 1))
 
 
-def bill(card: ModelCard, knobs: Knobs, device: str = "gpu", *, context_bytes: int = 0, projector: int = 0) -> Bill:
-    """The bill of one engine with at most one GPU. `context_bytes`: what the driver takes for a process on it."""
+def bill(
+    card: ModelCard,
+    knobs: Knobs,
+    device: str = "gpu",
+    *,
+    context_bytes: int = 0,
+    beside: Mapping[str, int] = types.MappingProxyType({}),
+) -> Bill:
+    """The bill of one engine with at most one GPU. `context_bytes`: what the driver takes for a process on it.
+
+    `beside`: bytes of what is loaded besides the model, where it computes: a projector, a draft model.
+    """
     loaded = [layer for layer in card.layers if knobs.draft_depth or not layer.drafts]
     on_gpu = _offloaded(card, knobs)
     gpu: dict[str, int] = {}
@@ -83,7 +95,8 @@ def bill(card: ModelCard, knobs: Knobs, device: str = "gpu", *, context_bytes: i
     if knobs.draft_depth and card.drafts:
         _add(computing, "draft compute buffer", draft_compute_bytes(card, knobs))
     _add(host, "output buffer", _F32 * card.n_vocab * knobs.slots * (1 + knobs.draft_depth))
-    _add(computing, "projector", projector)
+    for name, n_bytes in beside.items():
+        _add(computing, name, n_bytes)
     if gpu:
         _add(gpu, "device context", context_bytes)
     return Bill({**({device: gpu} if gpu else {}), HOST: host}, _growing(card, knobs))

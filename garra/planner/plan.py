@@ -7,7 +7,7 @@ fewer layers on the GPU. Slots and the drafting layer are left as they are. Ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,10 @@ _CHECKPOINT_SHARE = 0.25
 _UNSURE = 1.01  # the engine's own accounting may come out so much higher
 _TO_FIT = ", to fit into memory"
 _SPILL = "layers on the CPU cost about 10x of the speed"
+
+Beside = Callable[[Knobs], Mapping[str, int]]
+"""Bytes of what is loaded besides the model: projector, draft model."""
+_NOTHING: Beside = lambda knobs: {}  # noqa: E731
 
 Account = Callable[[LaunchPlan], Bill | None]
 """A better bill for a plan than the formula's, where there is one: the engine's own accounting."""
@@ -52,18 +56,20 @@ def plan_launch(
     model_path: Path,
     *,
     account: Account | None = None,
+    beside: Beside = _NOTHING,
     skip: int = 0,
     force: bool = False,
 ) -> LaunchPlan:
     """The first rung of the ladder that fits the room, from number `skip` on.
 
-    `force`: the profile's wish as it is, with a warning where it does not fit. Raises DoesNotFit.
+    `account`: the engine's own bill, where there is one. `beside`: what else is loaded. `force`: the profile's wish as
+    it is, with a warning where it does not fit. Raises DoesNotFit.
     """
     best: LaunchPlan | None = None
     for number, rung in enumerate(ladder(profile, card, room)):
         if number < skip:
             continue
-        plan = _billed(rung, number, card, host, room, model_path, account)
+        plan = _billed(rung, number, card, host, room, model_path, account, beside)
         missing = shortfall(plan.bill, room)
         if not missing:
             return plan
@@ -145,7 +151,7 @@ def largest_context(profile: Profile, card: ModelCard, room: Room, slots: int, k
     def fits(context: int) -> bool:
         changed = replace(profile, context=context, slots=slots, cache_type_k=kv_type, cache_type_v=kv_type)
         rung = Rung(changed, layers)
-        plan = _billed(rung, 0, card, HostSpec(1, 0, 0), room, Path(), None)
+        plan = _billed(rung, 0, card, HostSpec(1, 0, 0), room, Path(), None, _NOTHING)
         return not shortfall(plan.bill, room)
 
     low, high = 0, (card.n_ctx or 1 << 20) // 256
@@ -156,7 +162,14 @@ def largest_context(profile: Profile, card: ModelCard, room: Room, slots: int, k
 
 
 def _billed(
-    rung: Rung, number: int, card: ModelCard, host: HostSpec, room: Room, model_path: Path, account: Account | None
+    rung: Rung,
+    number: int,
+    card: ModelCard,
+    host: HostSpec,
+    room: Room,
+    model_path: Path,
+    account: Account | None,
+    beside: Beside,
 ) -> LaunchPlan:
     profile = rung.profile
     notes = tuple(f"{profile.name}: {step}{_TO_FIT}" for step in rung.steps)
@@ -172,7 +185,11 @@ def _billed(
     )
     plan = _with_what_grows(card, plan, room)
     by_formula = memory.bill(
-        card, knobs_of(plan), room.device or "gpu", context_bytes=room.context_mib * MIB if rung.gpu_layers else 0
+        card,
+        knobs_of(plan),
+        room.device or "gpu",
+        context_bytes=room.context_mib * MIB if rung.gpu_layers else 0,
+        beside=beside(knobs_of(plan)),
     )
     plan = replace(plan, bill=by_formula)
     if account is None or _hopeless(by_formula, room):

@@ -95,7 +95,8 @@ class Chores:
         deadline = self._clock.now() + _MEMORY_LIMIT_S
         while is_back is not None and not is_back():
             if self._clock.now() >= deadline:
-                log.warning("%s: its memory is not back after %g s; going on", name, _MEMORY_LIMIT_S)
+                told = self._memory.holders()
+                log.warning("%s: its memory is not back after %g s; going on. %s", name, _MEMORY_LIMIT_S, told)
                 break
             await self._sleep(_MEMORY_LOOK_S)
         self._post(MemoryBack(name, self._clock.now()))

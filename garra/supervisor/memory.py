@@ -29,6 +29,11 @@ class HostMemory:
             return lambda: gpus.free_mib() >= enough
         return lambda: not psutil.pid_exists(pid)  # RAM is free before the process can be waited for
 
+    def holders(self) -> str:
+        """The largest holders of VRAM; empty without a GPU whose driver tells."""
+        held = sorted(gpus.holders().items(), key=lambda one: -one[1])[:3]
+        return ", ".join(f"{_name(pid)} (pid {pid}) holds {mib} MiB" for pid, mib in held)
+
     async def read_ahead(self, path: Path) -> None:
         reading = _Reading()
         try:
@@ -51,6 +56,13 @@ def budget(
         for gpu in host.gpus:
             room[spot(gpu.index)] = max(0, gpu.total_mib - (gpu.others_mib or 0) - vram_margin_mib)
     return room
+
+
+def _name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return "a process"
 
 
 def _rss_mib(pid: int) -> int:
