@@ -59,6 +59,14 @@ def usable_cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
+def rss_bytes(pid: int) -> int:
+    """What a process has of the RAM now, pages of files included; 0 when it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def engine_environment() -> dict[str, str]:
     """The environment without anything that would set a flag behind garra's back."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_", "GGML_"))}

@@ -26,6 +26,16 @@ class Lowered:
     at: str
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one load was planned to take of a device, and took. Of a GPU: without what the driver takes itself."""
+
+    device: str
+    planned_bytes: int
+    measured_bytes: int
+    at: str
+
+
 class Ledger:
     """Reads and writes of one store. Every call blocks for its thread: not for an event loop."""
 
@@ -68,6 +78,16 @@ class Ledger:
 
         (most,) = self._store.run(find).result()
         return max(0, most) if most is not None else None
+
+    def last_loads(self, profile: str) -> list[Load]:
+        """The profile's last load, by device."""
+
+        def find(connection: sqlite3.Connection) -> Any:
+            return connection.execute(
+                "SELECT device, planned, measured, at, max(id) FROM loads WHERE profile = ? GROUP BY device", (profile,)
+            ).fetchall()
+
+        return [Load(*row[:4]) for row in self._store.run(find).result()]
 
     def lowered(self, key: str) -> Lowered | None:
         """How far down the ladder this launch begins, and why."""

@@ -107,9 +107,7 @@ class Planner:
         """
         card, path = card_of(profile)
         if path is None and present:
-            raise ModelNotPresent(
-                f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}"
-            )
+            raise _absent(profile)
         host, build = self._detect(), self._engine()
         if place is not None and place.gpu is not None:
             host = replace(host, gpus=tuple(one for one in host.gpus if one.index == place.gpu) or host.gpus)
@@ -142,8 +140,8 @@ class Planner:
 
     def need(self, profile: Profile, budget: Claim) -> Need:
         """What the profile takes while nothing else of ours is loaded; with the reason where that never fits."""
-        gpus = [device for device in budget if device != HOST]
-        roomiest = max(gpus, key=lambda device: budget[device], default=None)
+        spots = [device for device in budget if device != HOST]
+        roomiest = max(spots, key=lambda device: budget[device], default=None)
         gpu = int(roomiest.removeprefix("gpu")) if roomiest is not None else None
         place = Place(gpu, budget.get(roomiest or "", 0), budget.get(HOST, 0))
         try:
@@ -183,6 +181,10 @@ class Planner:
             for kv_type in kv_types
         }
 
+    def last_loads(self, profile: str) -> list[ledger.Load]:
+        """What its last loads were planned to take, and took, by device."""
+        return self._known.last_loads(profile) if self._known is not None else []
+
     def lower(self, plan: LaunchPlan, wished: Profile, why: str) -> bool:
         """The engine ran out of memory with this plan: begin one rung lower from now on. False at the ladder's foot."""
         card, _ = card_of(wished)
@@ -193,10 +195,14 @@ class Planner:
         self._known.lower(self._key(wished, room), wished.name, plan.rung + 1, why)
         return True
 
-    def learn(self, plan: LaunchPlan, vram_bytes: int) -> None:
-        """A READY engine holds so much of its GPU."""
+    def learn(self, plan: LaunchPlan, vram_bytes: int, ram_bytes: int) -> None:
+        """A READY engine holds so much of its GPU and of the RAM, the pages of its file included."""
         build, bill = self._engine(), plan.bill
-        if build is None or bill is None or self._known is None or not vram_bytes:
+        if build is None or bill is None or self._known is None:
+            return
+        if ram_bytes:
+            self._known.learn(plan.profile.name, build.stamp, HOST, bill.total(HOST), ram_bytes)
+        if not vram_bytes:
             return
         planned = sum(bill.total(device) - bill.parts[device].get("device context", 0) for device in bill.devices)
         gpu = next((one for one in self._detect().gpus if one.index == plan.gpu), None)
@@ -278,7 +284,7 @@ class ThreadedPlans:
         return await asyncio.to_thread(self._planner.lower, plan, wished, why)
 
     async def learn(self, plan: LaunchPlan, pid: int) -> None:
-        await asyncio.to_thread(lambda: self._planner.learn(plan, gpus.held_mib(pid) * MIB))
+        await asyncio.to_thread(lambda: self._planner.learn(plan, gpus.held_mib(pid) * MIB, hardware.rss_bytes(pid)))
 
     async def budget(self, pids: Sequence[int]) -> Claim:
         return await asyncio.to_thread(self._budget, pids)

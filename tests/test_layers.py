@@ -53,6 +53,7 @@ LEVELS = {
     "engine.given": EDGE,
     "engine.needs": EDGE,
     "engine.toolkit": EDGE,
+    "engine.tools": EDGE,
     "gpus": EDGE,
     "ledger": EDGE,
     "registry.gguf": EDGE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
@@ -66,6 +67,7 @@ def plan(
         report = _report(wished, launch, room, obstacle)
         report["source"] |= {"model": "from file" if path is not None else f"from card: {card.origin}"}
         report["source"]["differences"] = _differences(card, shipped)
+        report["last_loads"] = [dataclasses.asdict(load) for load in made.last_loads(wished.name)]
         report["max_ctx"] = made.largest_contexts(wished, card, room, _KV_TYPES, _SLOTS)
     if as_json:
         print_json(report)
@@ -226,6 +228,9 @@ def _show(report: dict[str, Any]) -> None:
     console.print(f"margin left free: {margin['vram']} MiB of VRAM, {margin['ram']} MiB of RAM")
     for device in report["devices"].values():
         console.print(_bar(device), markup=False)
+    for load in report["last_loads"]:
+        took, planned = (f"{load[key] / (1 << 20):.0f} MiB" for key in ("measured_bytes", "planned_bytes"))
+        console.print(f"last load ({load['at']}): planned {planned} on {load['device']}, had {took} when it was ready")
     contexts = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     contexts.add_column("largest context per slot")
     for slots in _SLOTS:

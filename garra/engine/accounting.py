@@ -6,11 +6,11 @@ the user brought may have upstream's tool, or none: then there is no bill, and t
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from garra.bill import HOST, Bill
+from garra.engine import tools
 from garra.engine.argv import server_argv
 from garra.spec import EngineBuild, LaunchPlan
 
@@ -27,19 +27,8 @@ def account(build: EngineBuild, plan: LaunchPlan, environment: Mapping[str, str]
     if not tool.exists():
         return None
     words = [*server_argv(tool, plan, _ANY_SOCKET), "--fit-print", "on"]
-    try:
-        told = subprocess.run(
-            words,
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LIMIT_S,
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse(told.stdout) if told.returncode == 0 else None
+    told = tools.said(words, environment, _LIMIT_S)
+    return parse(told) if told is not None else None
 
 
 def parse(text: str) -> Bill | None:

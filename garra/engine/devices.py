@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 
+from garra.engine import tools
 from garra.host import Gpu
 from garra.spec import EngineBuild
 
@@ -16,19 +16,7 @@ _LIMIT_S = 30.0
 def listed(build: EngineBuild, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """What `llama-server --list-devices` shows; nothing when it does not answer."""
     words = [str(build.tool("llama-server")), "--list-devices"]
-    try:
-        told = subprocess.run(
-            words,
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LIMIT_S,
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse(told.stdout)
+    return parse(tools.said(words, environment, _LIMIT_S) or "")
 
 
 def parse(text: str) -> tuple[Gpu, ...]:

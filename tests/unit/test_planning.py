@@ -108,7 +108,11 @@ def test_what_a_process_took_beyond_its_plan_counts_for_the_next(four: Path, led
     assert plan.bill is not None
     assert plan.bill.parts["CUDA0"]["device context"] == 320 * MIB
     planned = plan.bill.total("CUDA0") - 320 * MIB
-    made.learn(plan, planned + 500 * MIB)
+    made.learn(plan, planned + 500 * MIB, 700 * MIB)
+    assert {load.device: load.measured_bytes for load in made.last_loads("turbo_4b")} == {
+        "NVIDIA GeForce RTX 3070": planned + 500 * MIB,
+        HOST: 700 * MIB,
+    }
     again = made.plan(turbo(four)).bill
     assert again is not None
     assert again.parts["CUDA0"]["device context"] == 500 * MIB
