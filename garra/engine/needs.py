@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,17 @@ from garra.spec import Backend
 
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 _VULKAN_HEADERS = ("vulkan/vulkan.h", "spirv/unified1/spirv.hpp")
+_VULKAN_LEAST = (1, 3, 272)
+"""Headers that know VK_EXT_layer_settings, which the pinned engine uses."""
 _VULKAN_FIX = (
-    "apt install glslc libvulkan-dev spirv-headers   (Fedora: dnf install glslc vulkan-loader-devel "
-    "spirv-headers-devel, Arch: pacman -S shaderc vulkan-headers vulkan-icd-loader spirv-headers)"
+    "apt install glslc libvulkan-dev spirv-headers   (Debian 13, Ubuntu 24.04 or newer; Fedora: dnf install glslc "
+    "vulkan-loader-devel spirv-headers-devel, Arch: pacman -S shaderc vulkan-headers vulkan-icd-loader spirv-headers; "
+    "elsewhere the Vulkan SDK, and VULKAN_SDK set to it)"
+)
+_VULKAN_VERSION = re.compile(
+    r"VK_HEADER_VERSION (?P<patch>\d+)\b.*"
+    r"VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION\(\d, (?P<major>\d+), (?P<minor>\d+)",
+    re.DOTALL,
 )
 
 
@@ -78,8 +87,23 @@ def missing_of_vulkan() -> list[str]:
     """What Vulkan's part of the build would not find."""
     sdk = os.environ.get("VULKAN_SDK")
     folders = [Path(folder) for folder in ((f"{sdk}/include",) if sdk else ()) + _INCLUDES]
-    lacking = [] if shutil.which("glslc") else ["glslc"]
-    return lacking + [name for name in _VULKAN_HEADERS if not any((folder / name).exists() for folder in folders)]
+    glslc = shutil.which("glslc") or (shutil.which("glslc", path=f"{sdk}/bin") if sdk else None)
+    lacking = [] if glslc else ["glslc"]
+    lacking += [name for name in _VULKAN_HEADERS if not any((folder / name).exists() for folder in folders)]
+    core = next(
+        (folder / "vulkan/vulkan_core.h" for folder in folders if (folder / "vulkan/vulkan_core.h").exists()), None
+    )
+    version = vulkan_version(core.read_text(errors="replace")) if core is not None else None
+    if version is not None and version < _VULKAN_LEAST:
+        told, least = (".".join(map(str, one)) for one in (version, _VULKAN_LEAST))
+        lacking.append(f"Vulkan headers of version {least} or newer (these are {told})")
+    return lacking
+
+
+def vulkan_version(header: str) -> tuple[int, int, int] | None:
+    """Of `vulkan_core.h`; None when it does not say."""
+    match = _VULKAN_VERSION.search(header)
+    return (int(match["major"]), int(match["minor"]), int(match["patch"])) if match else None
 
 
 def version_of(compiler: str) -> str:

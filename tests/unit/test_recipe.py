@@ -124,6 +124,16 @@ def test_the_shipped_releases_pin_every_package() -> None:
         assert {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cublas"} <= names
 
 
+def test_vulkan_headers_can_be_too_old() -> None:
+    text = (
+        "#define VK_HEADER_VERSION {}\n\n// Complete version\n"
+        "#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, {}, VK_HEADER_VERSION)\n"
+    )
+    assert needs.vulkan_version(text.format(239, 3)) == (1, 3, 239)
+    assert needs.vulkan_version(text.format(309, 4)) == (1, 4, 309)
+    assert needs.vulkan_version("nothing of the kind") is None
+
+
 def test_what_is_missing_comes_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
