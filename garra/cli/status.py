@@ -85,12 +85,19 @@ def _follow(path: Path, position: int) -> None:
         sys.stdout.flush()
 
 
+def _vram_mib(row: Report) -> int:
+    """What the engine was planned to take of its GPU."""
+    return sum(mib for device, mib in row["engine"]["planned_mib"].items() if device != "host")
+
+
 def _print_table(rows: list[Report]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "DONE", "RSS", "PID", "NOTE"):
+    on_gpu = any(_vram_mib(row) for row in rows)
+    vram = ("VRAM",) if on_gpu else ()
+    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "DONE", *vram, "RSS", "PID", "NOTE"):
         table.add_column(heading, overflow="fold", no_wrap=heading != "NOTE")
     for row in rows:
         engine = row["engine"]
@@ -99,6 +106,7 @@ def _print_table(rows: list[Report]) -> None:
         phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
         busy, waiting = engine["leases"] + engine["lingering"], engine["waiting"]
         numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))
-        table.add_row(engine["profile"], phase, *numbers, rss, str(engine["pid"] or ""), note)
+        planned = (f"{_vram_mib(row)} MiB" if _vram_mib(row) else "",) if on_gpu else ()
+        table.add_row(engine["profile"], phase, *numbers, *planned, rss, str(engine["pid"] or ""), note)
     console = Console()
     Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)

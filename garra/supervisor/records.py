@@ -204,6 +204,8 @@ def _follow(state: State, model: Model, event: PhaseChanged, effects: list[Effec
             model.tally.restarts[event.cause] += 1
         case Phase.COLD | Phase.FAILED:
             model.left_at = now
+            if event.phase is Phase.FAILED:
+                model.need = None  # whoever mends it may bring another file
             if event.cause is not None and before is not Phase.FAILED:
                 model.tally.stops[event.cause] += 1
             if model.held and not model.returning:
