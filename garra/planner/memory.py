@@ -91,9 +91,13 @@ def bill(
     computing = gpu if knobs.gpu_layers else host
     _add(computing, "compute buffer", compute_bytes(card, knobs))
     if computing is gpu:
-        _add(host, "compute buffer", _inputs(card, knobs))
+        _add(host, "compute buffer", _inputs(card, knobs, 4))
+        if len(on_gpu) < len(card.layers):  # what crosses over between host and GPU is there on both sides
+            _add(gpu, "compute buffer", _inputs(card, knobs, 4))
     if knobs.draft_depth and card.drafts:
         _add(computing, "draft compute buffer", draft_compute_bytes(card, knobs))
+        if computing is gpu:
+            _add(host, "draft compute buffer", _inputs(card, knobs, 2))
     _add(host, "output buffer", _F32 * card.n_vocab * knobs.slots * (1 + knobs.draft_depth))
     for name, n_bytes in beside.items():
         _add(computing, name, n_bytes)
@@ -190,10 +194,10 @@ def _mask_cells(card: ModelCard, knobs: Knobs) -> list[int]:
     return cells or [0]
 
 
-def _inputs(card: ModelCard, knobs: Knobs) -> int:
-    """Bytes of the host's part of the work when a GPU computes: embedding rows, mask, positions."""
+def _inputs(card: ModelCard, knobs: Knobs, n_copies: int) -> int:
+    """Bytes of the host's part of the work when a GPU computes: copies of the embedding's rows, mask, positions."""
     mask = sum(_mask_cells(card, knobs)) * (2 if knobs.flash else 4) * knobs.ubatch
-    return card.n_embd * _F32 * knobs.ubatch + mask + _PER_TOKEN * knobs.ubatch
+    return n_copies * card.n_embd * _F32 * knobs.ubatch + mask + _PER_TOKEN * knobs.ubatch
 
 
 def _offloaded(card: ModelCard, knobs: Knobs) -> range:
