@@ -92,9 +92,9 @@ def test_a_small_budget_puts_layers_on_the_cpu_and_says_what_that_costs(
     stubbed: Make, driver: StubDriver, nine: Path
 ) -> None:
     driver.show(gpu(8192, 300))
-    garra = stubbed("late", base=lines(nine), top="memory_budget_mib = 1000", driver=driver).up("other")
+    garra = stubbed("late", base=lines(nine), top="memory_budget_mib = 2000", driver=driver).up("other")
     engine = garra.engine("other")
-    assert 0 < engine["planned_mib"].get("gpu0", 0) <= 1000
+    assert 0 < engine["planned_mib"]["gpu0"] <= 2000
     assert "layers on the CPU cost about 10x of the speed" in " ".join(engine["warnings"])
 
 
