@@ -58,7 +58,7 @@ plan-accuracy: .venv/dev.stamp setup
 	$(BIN)/python -m benchmarks.plan_accuracy
 
 fuzz: .venv/dev.stamp
-	$(BIN)/python -m tests.hostile $(FUZZ_S)
+	$(BIN)/python -m tests.hostile $(FUZZ_S) 1
 
 soak: .venv/dev.stamp setup
 	GARRA_TEST_SOAK=1 $(BIN)/pytest -q tests --timeout 3600

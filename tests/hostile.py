@@ -1,6 +1,6 @@
 """What holds for any file whatever: a header and a card, or a message; little memory, little time.
 
-    python -m tests.hostile SECONDS      fuzz with atheris, from the corpus of good files
+    python -m tests.hostile SECONDS [SEED]      fuzz with atheris, from the corpus of good files
 
 CI runs it for a minute.
 """
@@ -83,7 +83,9 @@ def main() -> None:
             f"-timeout={int(LIMIT_S)}",
             "-verbosity=0",
         ]
-        words += ["-rss_limit_mb=1024", f"-artifact_prefix={Path.cwd()}/", "-print_final_stats=1", str(corpus)]
+        words += ["-rss_limit_mb=1024", f"-artifact_prefix={Path.cwd()}/", "-print_final_stats=1"]
+        words += [f"-seed={sys.argv[2]}"] if len(sys.argv) > 2 else []
+        words.append(str(corpus))
         atheris.Setup(words, one_input)
         atheris.Fuzz()
 

@@ -157,8 +157,9 @@ def _tensors(cursor: _Cursor, count: int) -> tuple[Tensor, ...]:
             total *= side
         if total >= 1 << 63:
             raise cursor.bad(f'gives the tensor "{shown}" the impossible shape {shape}')
-        if (shape[0] if shape else 1) % form.block:
-            raise cursor.bad(f'has rows of {shape[0]} elements in "{shown}", which {form.name} cannot hold')
+        row = shape[0] if shape else 1
+        if row % form.block:
+            raise cursor.bad(f'has rows of {row} elements in "{shown}", which {form.name} cannot hold')
         tensors[name] = Tensor(name, shape, form, form.row_bytes(total), offset)
     return tuple(tensors.values())
 

@@ -144,6 +144,7 @@ def gguf_of(values: list[bytes], tensors: list[bytes], data: int = 0) -> bytes:
         (gguf_of([], [tensor(b"t", (32,), 5, 0)], 256), "unknown type 5"),
         (gguf_of([], [tensor(b"t", (2**40, 2**40), 0, 0)], 256), "impossible shape"),
         (gguf_of([], [tensor(b"t", (33,), 8, 0)], 256), "which Q8_0 cannot hold"),
+        (gguf_of([], [tensor(b"t", (), 8, 0)], 256), "rows of 1 elements"),
         (gguf_of([], [tensor(b"t", (32,), 0, 8)], 256), "unaligned"),
         (gguf_of([], [tensor(b"t", (32,), 0, 0), tensor(b"u", (32,), 0, 64)], 256), "overlapping another"),
         (gguf_of([], [tensor(b"t", (1024,), 0, 0)], 100), "3996 of"),
