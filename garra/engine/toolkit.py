@@ -100,10 +100,7 @@ def fetch(release: Release, say: Say) -> None:
         )
     say(f"fetching the CUDA {release.name} compiler and cuBLAS ({release.download_mb} MB) from the package index")
     with tempfile.TemporaryDirectory(prefix=".cuda-", dir=root.parent) as folder:
-        wanted = Path(folder) / "requirements.txt"
-        wanted.write_text("\n".join(release.requirements) + "\n")
-        words = ["--only-binary=:all:", "--require-hashes", "-r", str(wanted)]
-        reason = package_index.download(words, Path(folder), show=True)
+        reason = package_index.download_wheels(release.requirements, Path(folder))
         if reason is not None:
             raise DownloadFailed(
                 f"cannot fetch CUDA {release.name}: {reason}",
