@@ -130,3 +130,23 @@ def test_an_engine_sees_one_gpu_and_no_flag_of_the_environment() -> None:
     assert hardware.only_gpu("cuda", 1) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}
     assert hardware.only_gpu("cuda", None)["CUDA_VISIBLE_DEVICES"] == ""
     assert hardware.only_gpu("cpu", None) == {}
+
+
+WAIT = (
+    "import os, sys\nfrom pathlib import Path\nfrom garra.supervisor.memory import HostMemory\n"
+    "memory, machine = HostMemory(), Path(os.environ['STUB_NVML'])\n"
+    "is_back = memory.asked_back(4711)\nprint(is_back(), memory.holders())\n"
+    "lines = machine.read_text().splitlines()\n"
+    "machine.write_text('\\n'.join([*lines[:-1], 'process 0 4711 2500']))\nprint(is_back())\n"
+    "machine.write_text('\\n'.join(lines[:-1]))\nprint(is_back())\n"
+)
+
+
+def test_vram_is_waited_for_until_the_driver_has_it_back(driver: StubDriver) -> None:
+    driver.show(gpu(8192, 300), "process 0 99 1000", "process 0 4711 5000")
+    words = [sys.executable, "-c", WAIT]
+    told = subprocess.run(words, env=os.environ | driver.environment(), capture_output=True, text=True, check=True)
+    first, half, whole = told.stdout.splitlines()
+    assert first.startswith("False")
+    assert "(pid 4711) holds 5000 MiB" in first, "and who holds it is known"
+    assert (half, whole) == ("False", "True")
