@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from garra import paths
-from garra.errors import AlreadyRunning, ConfigError, DownloadFailed, GarraError, Taken
+from garra.errors import AlreadyRunning, ConfigError, DownloadFailed, GarraError, NotRunning, Taken
 from garra.supervisor.tether import tether
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from garra.config import Config
     from garra.spec import EngineStatus
 
+_LAST_WORDS_S = 5.0  # between a socket that is gone and the end of its process
 ProfileArgument = Annotated[str | None, typer.Argument(help="A profile; without one, the best this machine can run.")]
 
 
@@ -221,14 +223,16 @@ def _start_detached(name: str, flags: dict[str, Any], settings: list[str], prebu
         )
     try:
         control = wait_for_start(lambda: child.poll() is None)
-    except GarraError:
+        _show_until_ready(control, name, control.wait_ready)
+    except NotRunning:  # it gave up, before or after it answered: its own words say why
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LAST_WORDS_S)
         with log.open("rb") as output:
             output.seek(start)
             sys.stderr.write(output.read().decode("utf-8", "replace"))
         if child.poll():
             raise typer.Exit(child.returncode) from None
         raise
-    _show_until_ready(control, name, control.wait_ready)
     say(f"garra runs in the background (pid {child.pid}, log {log}); garra down stops it")
 
 

@@ -213,8 +213,8 @@ def _with_what_grows(card: ModelCard, plan: LaunchPlan, room: Room) -> LaunchPla
     taken = sum(fixed.total(device) for device in fixed.parts) if room.unified else fixed.total(HOST)
     left = max(0, int(room.ram_mib * MIB - taken * _UNSURE))
     cache_mib = min(plan.profile.cache_ram_mib, left // MIB)
-    if cache_mib < plan.profile.cache_ram_mib and cache_mib:
-        said = f"prompt cache {cache_mib} MiB instead of {plan.profile.cache_ram_mib}{_TO_FIT}"
+    if cache_mib < plan.profile.cache_ram_mib:
+        said = f"prompt cache of {cache_mib} MiB instead of {plan.profile.cache_ram_mib}{_TO_FIT}"
         note = f"{plan.profile.name}: {said}"
         plan = replace(plan, profile=replace(plan.profile, cache_ram_mib=cache_mib), notes=(*plan.notes, note))
     if not card.recurrent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_what_can_never_fit_is_refused_with_numbers_and_what_would() -> None:
     with pytest.raises(DoesNotFit) as caught:
         plan_launch(profile, card, machine, rooms.of_host(machine, "cpu", Margins()), MODEL)
     assert "MiB of RAM are missing" in caught.value.what
-    assert "even with context 4096 per slot instead of 16384: " in caught.value.what
+    assert "even with context 4096 per slot instead of 16384; prompt cache of 0 MiB" in caught.value.what
     assert "smaller model" in str(caught.value.fix)
 
 
@@ -95,9 +96,9 @@ def test_the_nearest_plan_is_named_where_there_is_one() -> None:
     fix = str(caught.value.fix)
     assert fix.startswith("this would fit: --set slots=")
     told = dict(word.split("=") for word in fix.split() if "=" in word)
-    smaller = replace(
-        profile, context=int(told["context"]), slots=int(told["slots"]), cache_type_k="q8_0", cache_type_v="q8_0"
-    )
+    kv_type: Any = told["cache_type_k"]
+    smaller = replace(profile, context=int(told["context"]), slots=int(told["slots"]))
+    smaller = replace(smaller, cache_type_k=kv_type, cache_type_v=kv_type)
     assert plan_launch(smaller, card, tight, rooms.of_host(tight, "cpu", Margins()), MODEL).rung == 0
 
 
