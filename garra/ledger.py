@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from garra.bill import Bill
+from garra.errors import ConfigError
 from garra.store import Store
 
+log = logging.getLogger(__name__)
+
 _KEPT_LOADS = 1000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Ledger:
         def find(connection: sqlite3.Connection) -> Any:
             return connection.execute("SELECT bill FROM bills WHERE key = ?", (key,)).fetchone()
 
-        row = self._store.run(find).result()
+        row = self._try(find)
         if row is None:
             return None
         told = json.loads(row[0])
@@ -76,8 +83,8 @@ class Ledger:
                 (engine, device),
             ).fetchone()
 
-        (most,) = self._store.run(find).result()
-        return max(0, most) if most is not None else None
+        row = self._try(find)
+        return max(0, row[0]) if row is not None and row[0] is not None else None
 
     def last_loads(self, profile: str) -> list[Load]:
         """The profile's last load, by device."""
@@ -87,7 +94,7 @@ class Ledger:
                 "SELECT device, planned, measured, at, max(id) FROM loads WHERE profile = ? GROUP BY device", (profile,)
             ).fetchall()
 
-        return [Load(*row[:4]) for row in self._store.run(find).result()]
+        return [Load(*row[:4]) for row in self._try(find) or ()]
 
     def lowered(self, key: str) -> Lowered | None:
         """How far down the ladder this launch begins, and why."""
@@ -95,12 +102,12 @@ class Ledger:
         def find(connection: sqlite3.Connection) -> Any:
             return connection.execute("SELECT rung, why, at FROM rungs WHERE key = ?", (key,)).fetchone()
 
-        row = self._store.run(find).result()
+        row = self._try(find)
         return Lowered(*row) if row is not None else None
 
-    def lower(self, key: str, profile: str, rung: int, why: str) -> None:
-        """From now on it begins at this rung."""
-        self._write("INSERT OR REPLACE INTO rungs VALUES (?, ?, ?, ?, ?)", key, profile, rung, why, _now())
+    def lower(self, key: str, profile: str, rung: int, why: str) -> bool:
+        """From now on it begins at this rung; False where that could not be written down."""
+        return self._write("INSERT OR REPLACE INTO rungs VALUES (?, ?, ?, ?, ?)", key, profile, rung, why, _now())
 
     def forget(self, profile: str) -> bool:
         """Let the profile begin at its wish again; whether it had been lowered."""
@@ -108,10 +115,18 @@ class Ledger:
         def remove(connection: sqlite3.Connection) -> bool:
             return connection.execute("DELETE FROM rungs WHERE profile = ?", (profile,)).rowcount > 0
 
-        return self._store.run(remove).result()
+        return bool(self._try(remove))
 
-    def _write(self, statement: str, *values: object) -> None:
-        self._store.run(lambda connection: connection.execute(statement, values)).result()
+    def _write(self, statement: str, *values: object) -> bool:
+        return self._try(lambda connection: connection.execute(statement, values)) is not None
+
+    def _try(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """What the store answers; None where it cannot: a full disk must not keep a model from being loaded."""
+        try:
+            return self._store.run(work).result()
+        except (sqlite3.Error, OSError, ConfigError) as error:
+            log.warning("what is learned about memory cannot be kept or looked up: %s", error)
+            return None
 
 
 def _now() -> str:

@@ -192,8 +192,7 @@ class Planner:
         last = sum(1 for _ in planner.ladder(wished, card, room)) - 1
         if plan.rung >= last or self._known is None:
             return False
-        self._known.lower(self._key(wished, room), wished.name, plan.rung + 1, why)
-        return True
+        return self._known.lower(self._key(wished, room), wished.name, plan.rung + 1, why)
 
     def learn(self, plan: LaunchPlan, vram_bytes: int, ram_bytes: int) -> None:
         """A READY engine holds so much of its GPU and of the RAM, the pages of its file included."""

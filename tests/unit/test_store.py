@@ -138,3 +138,16 @@ def test_a_profile_forgets_that_it_was_lowered(store: Store) -> None:
     assert not ledger.forget("p")
     assert ledger.lowered("k1") is None
     assert ledger.lowered("k2") is not None
+
+
+def test_a_store_that_cannot_be_used_costs_only_what_was_learned(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    one = Store(tmp_path / "state" / "state.db")
+    ledger = Ledger(one)
+    assert ledger.bill("x") is None
+    assert ledger.overhead_bytes("e", "gpu") is None
+    assert ledger.last_loads("p") == []
+    ledger.keep_bill("x", Bill({HOST: {"weights": 1}}))
+    assert not ledger.lower("k", "p", 1, "why"), "else the same rung would be tried for ever"
+    assert not ledger.forget("p")
+    one.close()
