@@ -170,7 +170,7 @@ class Chores:
                 now = self._clock.now()
                 if model.busy and watch.stuck(now, slots, stall_s) and runner.process is process:
                     said = "and does not answer" if slots is None else "its slots do not move"
-                    runner.post(life.Broken(Cause.STALLED, f"no token for {watch.patience_s(stall_s):.0f} s, {said}"))
+                    runner.post(life.Broken(Cause.STALLED, f"no token for {watch.quiet_s(now):.0f} s, {said}"))
 
     # -- inside
 

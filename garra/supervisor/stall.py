@@ -2,8 +2,8 @@
 
 `/health` stays 200 while decode is stuck, so it proves nothing. `/slots` answers within milliseconds even in the middle
 of a batch (measured, b11434), and its counters move with every batch and every token. So after `stall_s` without a byte
-`/slots` is asked, at most every five seconds. An engine whose busy slots do not move, or that does not answer at all,
-is stuck.
+`/slots` is asked, at most every five seconds. An engine that does not answer twice is stuck, and one whose busy slots
+do not move: at once when all of them decode, after the time of several batches when one may be in prefill.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from garra.spec import SlotState
 
 ASK_EVERY_S = 5.0
-BATCHES = 3
-"""A prefill batch is the longest an engine may say nothing: so many of them are waited for."""
+BATCHES = 5
+"""A prefill batch is the longest the counters may rest: so many are waited for, as batches grow slower with depth."""
 
 
 class StallWatch:
@@ -34,8 +34,12 @@ class StallWatch:
             self._slowest = max(each_s, 0.9 * min(self._slowest, 2 * each_s))
 
     def patience_s(self, stall_s: float) -> float:
-        """Seconds without a sign that an engine is allowed."""
+        """Seconds an engine in prefill is allowed without a movement of its counters."""
         return max(stall_s, BATCHES * self._batch * self._slowest)
+
+    def quiet_s(self, now: float) -> float:
+        """Seconds since the last piece of an answer."""
+        return now - self._quiet_since
 
     def rest(self, now: float) -> None:
         """Nothing is asked of it, or something came: quiet counts from here."""
@@ -46,7 +50,7 @@ class StallWatch:
         if activity != self._activity:
             self._activity = activity
             self.rest(now)
-        return now - self._quiet_since >= self.patience_s(stall_s) and now - self._asked >= ASK_EVERY_S
+        return self.quiet_s(now) >= stall_s and now - self._asked >= ASK_EVERY_S
 
     def stuck(self, now: float, slots: tuple[SlotState, ...] | None, stall_s: float) -> bool:
         """The verdict, given what `/slots` said; None: it said nothing."""
@@ -56,5 +60,6 @@ class StallWatch:
         if self._unmoved_since is None or not same or not working:
             self._seen, self._unmoved_since = slots, now
             return False
-        wait_s = ASK_EVERY_S if slots is None else self.patience_s(min(stall_s, ASK_EVERY_S))
+        prefilling = slots is not None and any(slot.busy and not slot.n_decoded for slot in slots)
+        wait_s = self.patience_s(min(stall_s, ASK_EVERY_S)) if prefilling else ASK_EVERY_S
         return now - self._unmoved_since >= wait_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from garra.spec import SlotState
-from garra.supervisor.stall import StallWatch
+from garra.supervisor.stall import BATCHES, StallWatch
 
 STALL_S = 10.0
 IDLE = SlotState(busy=False, task=-1, n_prompt_tokens=0, n_decoded=0)
@@ -67,23 +69,34 @@ def test_a_byte_in_between_begins_anew() -> None:
     assert not watch.stuck(23, (slot(),), STALL_S)
 
 
-def test_three_batches_are_waited_for_however_short_the_limit() -> None:
+def test_several_batches_are_waited_for_however_short_the_limit() -> None:
     watch = StallWatch(0.0, 2048, 0.005)
-    assert watch.patience_s(1.0) == 3 * 2048 * 0.005
+    assert watch.patience_s(1.0) == pytest.approx(BATCHES * 2048 * 0.005)
     watch.learn(2048, 2048 * 1.0)
-    assert watch.patience_s(1.0) < 3 * 2048 * 0.005, "the warm-up told too much, a real prefill tells more"
+    assert watch.patience_s(1.0) < BATCHES * 2048 * 0.005, "the warm-up told too much, a real prefill tells more"
     watch.learn(2048, 2048 * 8.0)
-    assert watch.patience_s(1.0) == 3 * 2048 * 0.008, "a slower one counts at once"
+    assert watch.patience_s(1.0) == pytest.approx(BATCHES * 2048 * 0.008), "a slower one counts at once"
     before = watch.patience_s(1.0)
     watch.learn(3, 3 * 500.0)
     assert watch.patience_s(1.0) == before, "too short a prompt to tell anything"
     assert watch.patience_s(100.0) == 100.0
 
 
-def test_slots_must_stay_for_three_batches_too() -> None:
+def test_slots_in_prefill_may_rest_for_several_batches() -> None:
     watch = StallWatch(0.0, 2048, 0.005)  # a batch takes ten seconds
     assert watch.should_ask(0.0, 1, 1.0) is False
-    assert watch.should_ask(31, 1, 1.0)
-    assert not watch.stuck(31, (slot(0),), 1.0)
-    assert not watch.stuck(60, (slot(0),), 1.0)
-    assert watch.stuck(62, (slot(0),), 1.0)
+    assert watch.should_ask(2, 1, 1.0)
+    assert not watch.stuck(2, (slot(0), slot(100, 5)), 1.0)
+    assert not watch.stuck(50, (slot(0), slot(100, 5)), 1.0)
+    assert watch.stuck(54, (slot(0), slot(100, 5)), 1.0)
+
+
+@pytest.mark.parametrize("slots", [(slot(100, 5), IDLE), None])
+def test_a_slow_prefill_of_the_past_excuses_neither_decoding_slots_nor_silence(
+    slots: tuple[SlotState, ...] | None,
+) -> None:
+    """The one-token warm-up of a machine that was busy once looked like batches of a minute."""
+    watch = StallWatch(0.0, 2048, 0.5)
+    assert quiet_for(watch, 11)
+    assert not watch.stuck(11, slots, STALL_S)
+    assert watch.stuck(16, slots, STALL_S)
