@@ -5,6 +5,7 @@
 #   make test                everything: checks, unit tests, tests with the real engine
 #   make check               format, lint, types, layers, unit tests: under a minute, no engine
 #   make plan-accuracy       planned against allocated memory: part of make test
+#   make registry-tests      downloads, imports and bundles against a hub that misbehaves: part of make test
 #   make fuzz [FUZZ_S=60]    hostile GGUF files: part of make test
 #   make soak                the long random runs, in full
 #   make bench               everything in benchmarks/: about ten minutes
@@ -15,7 +16,7 @@ BIN := .venv/bin
 PROFILE ?=
 FUZZ_S ?= 60
 
-.PHONY: up setup test check unit engine-tests plan-accuracy fuzz soak bench lock wheel clean
+.PHONY: up setup test check unit registry-tests engine-tests plan-accuracy fuzz soak bench lock wheel clean
 
 up: setup
 	@$(BIN)/garra up $(PROFILE)
@@ -39,7 +40,7 @@ setup: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 
-test: check fuzz engine-tests plan-accuracy
+test: check fuzz registry-tests engine-tests plan-accuracy
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -49,6 +50,9 @@ check: .venv/dev.stamp
 
 unit: .venv/dev.stamp
 	$(BIN)/pytest -q tests/unit
+
+registry-tests: .venv/dev.stamp
+	$(BIN)/pytest -q tests/registry
 
 engine-tests: .venv/dev.stamp setup
 	$(BIN)/pytest -q tests/engine

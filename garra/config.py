@@ -159,6 +159,8 @@ class Settings(BaseSettings):
     keyless_priority: PriorityName = "normal"
     """The best class a request without a known key may have."""
     keys: dict[str, KeyTable] = {}
+    trusted_publishers: list[str] = []
+    """Where it names any: a model of another publisher is brought with a warning."""
     watch: bool = False
     """Reload when the user's profiles.toml changes."""
     profiles: dict[str, ProfileTable] = {}

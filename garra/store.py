@@ -31,6 +31,19 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE rungs (key TEXT PRIMARY KEY, profile TEXT NOT NULL, rung INTEGER NOT NULL, why TEXT NOT NULL,
                         at TEXT NOT NULL) STRICT;
     """,
+    """
+    CREATE TABLE artifacts (
+        id INTEGER PRIMARY KEY, ref TEXT NOT NULL UNIQUE, origin TEXT NOT NULL, path TEXT NOT NULL,
+        n_bytes INTEGER NOT NULL, revision TEXT NOT NULL, publisher TEXT NOT NULL, licence TEXT NOT NULL,
+        base_model TEXT NOT NULL, facts TEXT NOT NULL, warnings TEXT NOT NULL, added TEXT NOT NULL,
+        used TEXT, vram_bytes INTEGER, ram_bytes INTEGER, decode_tok_s REAL
+    ) STRICT;
+    CREATE INDEX artifacts_by_path ON artifacts (path);
+    CREATE TABLE files (
+        artifact INTEGER NOT NULL REFERENCES artifacts (id) ON DELETE CASCADE, role TEXT NOT NULL, path TEXT NOT NULL,
+        n_bytes INTEGER NOT NULL, sha256 TEXT, checked TEXT, PRIMARY KEY (artifact, path)
+    ) STRICT;
+    """,
 )
 
 T = TypeVar("T")
@@ -97,6 +110,7 @@ def _migrated(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
         with _transaction(connection):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):

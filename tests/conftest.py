@@ -17,13 +17,15 @@ import pytest
 def private_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short folder (sockets!) that holds this test's XDG folders; no GARRA_* from outside reaches the test."""
     root = Path(tempfile.mkdtemp(prefix="gt-"))
-    for name in ("CONFIG_HOME", "STATE_HOME", "RUNTIME_DIR"):
+    for name in ("CONFIG_HOME", "STATE_HOME", "RUNTIME_DIR", "CACHE_HOME"):
         folder = root / name.lower()
         folder.mkdir(mode=0o700)
         monkeypatch.setenv(f"XDG_{name}", str(folder))
     for variable in list(os.environ):
         if variable.startswith("GARRA_") and not variable.startswith("GARRA_TEST_"):
             monkeypatch.delenv(variable)
+    for variable in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "OLLAMA", "LLAMA_"))]:
+        monkeypatch.delenv(variable)
     yield root
     shutil.rmtree(root, ignore_errors=True)
 

@@ -39,7 +39,7 @@ class Garra:
     def __init__(self, *, data: Path | None = None, **environment: str) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="gt-"))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("GARRA_")}
-        for name in ("CONFIG_HOME", "STATE_HOME", "RUNTIME_DIR"):
+        for name in ("CONFIG_HOME", "STATE_HOME", "RUNTIME_DIR", "CACHE_HOME"):
             folder = self.root / name.lower()
             folder.mkdir(mode=0o700)
             self.env[f"XDG_{name}"] = str(folder)

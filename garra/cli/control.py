@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from garra import paths
-from garra.errors import EngineDown, GarraError, NotRunning, UnknownModel
+from garra.errors import EngineDown, GarraError, NotRunning, UnknownModel, of_code
 
 _TIME_LIMIT_S = 10.0
 _POLL_S = 0.15
@@ -114,23 +114,9 @@ class Control:
             raise NotRunning("garra is not running", fix="garra up") from None
         told: Report = reply.json()
         if reply.status_code >= 400:
-            raise _Told(told["error"])
+            error = told["error"]
+            raise of_code(str(error.get("code")), error["message"])  # the message holds the fix already
         return told
-
-
-class _Told(GarraError):
-    """What the server answered; its message holds the fix already, and the exit code is that of the error's class."""
-
-    def __init__(self, error: Report) -> None:
-        super().__init__(error["message"])
-        classes = {kind.code: kind for kind in _family(GarraError)}
-        self.exit_code = classes.get(str(error.get("code")), GarraError).exit_code
-
-
-def _family(kind: type[GarraError]) -> Iterator[type[GarraError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _family(child)
 
 
 def running() -> Control | None:

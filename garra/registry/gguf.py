@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from garra.errors import BadModel
+from garra.registry import names
 from garra.registry.ggml import TYPES
 from garra.registry.header import Array, Header, Number, Tensor, Value
 
@@ -42,6 +43,26 @@ def read(path: Path) -> Header:
             return _read(path, file.fileno())
     except OSError as error:
         raise BadModel(f"cannot read {path}: {error.strerror}", fix="check the path in the profile's model") from None
+
+
+def read_model(path: Path) -> Header:
+    """The header of a whole model: with the tensors of all its shards, where `path` is the first of several."""
+    first = read(path)
+    count = first.number("split.count", 1)
+    shard = names.shard_of(path.name)
+    if count <= 1 and shard is None:
+        return first
+    if shard is None or shard != (1, count):
+        raise BadModel(
+            f"{path.name} is part of a model of {count} files, and not called like the first of them",
+            fix="point the profile at the file that ends in -00001-of-....gguf, with the others beside it",
+        )
+    others = [read(path.with_name(names.shard_name(path.name, number))) for number in range(2, count + 1)]
+    tensors = first.tensors + tuple(tensor for header in others for tensor in header.tensors)
+    if len(tensors) > MAX_TENSORS:
+        raise BadModel(f"the shards of {path.name} have {len(tensors)} tensors: more than any model has")
+    n_bytes = first.file_bytes + sum(header.file_bytes for header in others)
+    return Header(first.path, first.version, first.values, tensors, n_bytes)
 
 
 def _read(path: Path, descriptor: int) -> Header:

@@ -1,19 +1,19 @@
-"""Which models are on this machine, and where."""
+"""Which models are on this machine, and where. Never downloads, never asks a network."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from garra import paths
 from garra.errors import BadModel
-from garra.registry.source import FileSource, HubSource, PypiSource, parse_source
+from garra.registry import hubcache, names, ollama
+from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, parse_source
 
 _MAGIC = b"GGUF"
 
 
 def locate(model: str) -> Path | None:
-    """The file a model reference stands for, or None when it is not on this machine. Never downloads."""
+    """The file a model reference stands for (of several shards the first), or None when it is not on this machine."""
     source = parse_source(model)
     match source:
         case FileSource(path):
@@ -22,28 +22,28 @@ def locate(model: str) -> Path | None:
         case PypiSource():
             found = home_of(source) / Path(source.member).name
             return found if found.is_file() else None
-        case HubSource(file=str(name)):
-            found = home_of(source) / name
-            return found if found.is_file() else None
-        case HubSource(quant=quant):
-            here = home_of(source)
-            names = [str(path.relative_to(here)) for path in here.rglob("*.gguf")]
-            picked = pick_quant(names, quant or "")
-            return here / picked if picked else None
+        case HubSource():
+            return next(iter(hubcache.find(source)), None)
+        case OllamaSource():
+            return ollama.locate(source)
 
 
-def home_of(source: PypiSource | HubSource) -> Path:
-    """The folder garra keeps this source's files in."""
-    if isinstance(source, PypiSource):
-        return paths.models_dir() / "pypi" / f"{source.package}-{source.version}"
-    return paths.models_dir() / "hf" / source.repo
+def projector(model: str) -> Path | None:
+    """The projector that came with a model, the one the hub's rule would take; None where there is none."""
+    source = parse_source(model)
+    if isinstance(source, OllamaSource):
+        return ollama.projector(source)
+    found = locate(model)
+    if found is None:
+        return None
+    here = [names.RemoteFile(path.name, 0) for path in sorted(found.parent.glob("*.gguf")) if path.is_file()]
+    beside = names.projector_of(here)
+    return found.parent / beside.path if beside is not None else None
 
 
-def pick_quant(names: list[str], quant: str) -> str | None:
-    """The one model file of this quantisation among a repository's file names, projectors aside."""
-    wanted = re.compile(rf"(^|[-._/]){re.escape(quant)}\.gguf$", re.IGNORECASE)
-    fitting = [name for name in names if wanted.search(name) and "mmproj" not in name.lower()]
-    return min(fitting, key=lambda name: (len(name), name)) if fitting else None
+def home_of(source: PypiSource) -> Path:
+    """The folder garra keeps this source's file in."""
+    return paths.models_dir() / "pypi" / f"{source.package}-{source.version}"
 
 
 def check(path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from garra import config
 from garra.engine.argv import flags_of_help, owned_flags, server_argv, unsupported
 from garra.host import Gpu, HostSpec
+from garra.parts import shipped_card
 from garra.planner.plan import plan_launch
 from garra.planner.room import Margins, of_host
-from garra.planning import shipped_card
 from garra.spec import LaunchPlan, Profile
 
 GOLDEN = Path(__file__).parents[1] / "golden"

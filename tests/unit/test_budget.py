@@ -11,10 +11,10 @@ import pytest
 
 from garra import config
 from garra.bill import HOST, Claim, Need
+from garra.parts import shipped_card
 from garra.planner import room as rooms
 from garra.planner.plan import plan_launch
 from garra.planner.room import Margins
-from garra.planning import shipped_card
 from garra.spec import Phase
 from garra.supervisor import happenings as do
 from garra.traffic import Outcome, Wish

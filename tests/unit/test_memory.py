@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from garra.bill import HOST
+from garra.parts import shipped_card
 from garra.planner.memory import Knobs, bill, checkpoint_bytes, kv_bytes, row_fits
-from garra.planning import shipped_card
 from garra.registry import gguf
 from garra.registry.card import ModelCard, of_header
 from garra.spec import MIB, KvType

@@ -14,10 +14,10 @@ from garra.bill import HOST, Bill, Place
 from garra.engine import accounting
 from garra.errors import DoesNotFit
 from garra.host import Gpu, HostSpec
+from garra.parts import shipped_card
 from garra.planner import room as rooms
 from garra.planner.plan import knobs_of, ladder, largest_context, plan_launch, shortfall
 from garra.planner.room import Margins, Room
-from garra.planning import shipped_card
 from garra.registry.card import Layer, ModelCard
 from garra.spec import MIB, LaunchPlan, Profile
 from tests.fakes import profiles

@@ -17,8 +17,9 @@ from garra.bill import HOST, Place
 from garra.errors import BadModel, ModelNotPresent
 from garra.host import Gpu, HostSpec
 from garra.ledger import Ledger
+from garra.parts import card_of
 from garra.planner.room import Margins
-from garra.planning import Planner, card_of
+from garra.planning import Planner
 from garra.spec import MIB, EngineBuild, Profile
 from garra.store import Store
 from tests import shapes

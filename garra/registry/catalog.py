@@ -1,0 +1,183 @@
+"""The models on this machine, as garra knows them: files, hashes, where they are from, what they took."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from garra.registry.header import Header
+from garra.registry.names import quant_of
+from garra.registry.template import findings
+from garra.store import Store
+
+_COLUMNS = (
+    "ref, origin, path, n_bytes, revision, publisher, licence, base_model, facts, warnings, added, used, vram_bytes, "
+    "ram_bytes, decode_tok_s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of an artifact."""
+
+    role: str
+    """model, projector or draft."""
+    path: str
+    n_bytes: int
+    sha256: str | None = None
+    checked: str | None = None
+    """When its hash was last found to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A model with all that belongs to it."""
+
+    ref: str
+    """As one names it: `hf:owner/repo:QUANT`, `file:/path`, `ollama:name:tag`."""
+    origin: str
+    """Whose store it is in: hub, index, ollama, lm-studio, llama.cpp, garraia, folder, bundle."""
+    path: str
+    """What the engine is given: the model file, of several shards the first."""
+    n_bytes: int
+    files: tuple[StoredFile, ...]
+    revision: str = ""
+    """The commit, where there is one."""
+    publisher: str = ""
+    licence: str = ""
+    base_model: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """From the header: architecture, name, quantisation, context, parameters."""
+    warnings: tuple[str, ...] = ()
+    added: str = ""
+    used: str | None = None
+    """When an engine last became ready with it."""
+    vram_bytes: int | None = None
+    ram_bytes: int | None = None
+    """What its last engine held when it was ready."""
+    decode_tok_s: float | None = None
+    """What its answers were last decoded at, all slots of a request counted alone."""
+
+    @property
+    def present(self) -> bool:
+        """Whether all its files are still there."""
+        return all(Path(file.path).is_file() for file in self.files)
+
+
+def facts_of(header: Header) -> dict[str, Any]:
+    """What people want to know of a model, from its header."""
+    arch = header.text("general.architecture")
+    n_elements = 0
+    for tensor in header.tensors:
+        n = 1
+        for width in tensor.shape:
+            n *= width
+        n_elements += n
+    return {
+        "name": header.text("general.name")[:200],
+        "architecture": arch[:60],
+        "quantisation": quant_of(header.path.name) or "",
+        "n_ctx_train": header.number(f"{arch}.context_length"),
+        "n_parameters": n_elements,
+        "chat_template": bool(header.text("tokenizer.chat_template")),
+    }
+
+
+def warnings_of(header: Header) -> tuple[str, ...]:
+    """What a person should know before this model speaks."""
+    keys = [key for key in header.values if key.startswith("tokenizer.chat_template")]
+    return tuple(dict.fromkeys(found for key in keys for found in findings(header.text(key))))
+
+
+class Catalog:
+    """Reads and writes of one store; every call blocks for its thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def keep(self, one: Artifact) -> None:
+        """Add it, or replace what was known under its reference; what was measured of it stays."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(
+                f"INSERT INTO artifacts ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL) "
+                "ON CONFLICT (ref) DO UPDATE SET origin = excluded.origin, path = excluded.path, "
+                "n_bytes = excluded.n_bytes, revision = excluded.revision, publisher = excluded.publisher, "
+                "licence = excluded.licence, base_model = excluded.base_model, facts = excluded.facts, "
+                "warnings = excluded.warnings",
+                (one.ref, one.origin, one.path, one.n_bytes, one.revision, one.publisher, one.licence, one.base_model,
+                 json.dumps(one.facts), json.dumps(one.warnings), one.added or now()),
+            )  # fmt: skip
+            (number,) = db.execute("SELECT id FROM artifacts WHERE ref = ?", (one.ref,)).fetchone()
+            db.execute("DELETE FROM files WHERE artifact = ?", (number,))
+            db.executemany(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)",
+                [(number, file.role, file.path, file.n_bytes, file.sha256, file.checked) for file in one.files],
+            )
+
+        self._store.run(write).result()
+
+    def all(self) -> list[Artifact]:
+        """Every artifact, by reference."""
+        return self._find("1 ORDER BY ref")
+
+    def get(self, ref: str) -> Artifact | None:
+        """By reference, or by the path of its model file."""
+        found = self._find("ref = ? OR path = ? ORDER BY ref = ? DESC LIMIT 1", ref, ref.removeprefix("file:"), ref)
+        return found[0] if found else None
+
+    def forget(self, ref: str) -> bool:
+        """Let go of what is known of it; its files stay where they are."""
+        done = self._store.run(lambda db: db.execute("DELETE FROM artifacts WHERE ref = ?", (ref,)).rowcount)
+        return done.result() > 0
+
+    def checked(self, ref: str, hashes: Iterable[tuple[str, str]]) -> None:
+        """These files' (path, sha256) were computed just now."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(
+                "UPDATE files SET sha256 = ?, checked = ? WHERE path = ? AND artifact = "
+                "(SELECT id FROM artifacts WHERE ref = ?)",
+                [(sha256, now(), path, ref) for path, sha256 in hashes],
+            )
+
+        self._store.run(write).result()
+
+    def used(self, path: str, vram_bytes: int, ram_bytes: int) -> None:
+        """An engine is ready with this file and holds so much."""
+        statement = "UPDATE artifacts SET used = ?, vram_bytes = ?, ram_bytes = ? WHERE path = ?"
+        self._store.run(lambda db: db.execute(statement, (now(), vram_bytes, ram_bytes, path))).result()
+
+    def decoded(self, path: str, tok_s: float) -> None:
+        """Its last answers came at this speed."""
+        statement = "UPDATE artifacts SET decode_tok_s = ? WHERE path = ?"
+        self._store.run(lambda db: db.execute(statement, (tok_s, path))).result()
+
+    def _find(self, where: str, *values: object) -> list[Artifact]:
+        def read(db: sqlite3.Connection) -> list[Artifact]:
+            rows = db.execute(f"SELECT id, {_COLUMNS} FROM artifacts WHERE {where}", values).fetchall()
+            return [_artifact(row, db) for row in rows]
+
+        return self._store.run(read).result()
+
+
+def _artifact(row: tuple[Any, ...], db: sqlite3.Connection) -> Artifact:
+    number, ref, origin, path, n_bytes, revision, publisher, licence, base, facts, warnings, *rest = row
+    files = db.execute(
+        "SELECT role, path, n_bytes, sha256, checked FROM files WHERE artifact = ? ORDER BY role != 'model', path",
+        (number,),
+    )
+    return Artifact(
+        ref, origin, path, n_bytes, tuple(StoredFile(*file) for file in files), revision, publisher, licence, base,
+        json.loads(facts), tuple(json.loads(warnings)), *rest,
+    )  # fmt: skip
+
+
+def now() -> str:
+    """This moment, as it is written down."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

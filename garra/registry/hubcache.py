@@ -1,0 +1,161 @@
+"""The Hugging Face cache on disk, shared with every other program that uses it.
+
+<cache>/models--OWNER--REPO/blobs/<hash>                  contents, called after their hash
+                           /blobs/<hash>.garra-part       what has come so far of one
+                           /snapshots/<commit>/<path>     links into blobs
+                           /refs/main                     the commit that was newest when it was asked for
+<cache>/.locks/models--OWNER--REPO/<hash>.lock            one download of a blob at a time, whoever does it
+
+A blob gets its name once its hash held, a snapshot its links once all files of the model are there. The serving
+process reads this layout itself: importing the hub's client would cost it more memory than all else it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from garra.errors import NotOffered
+from garra.registry import names
+from garra.registry.names import RemoteFile
+from garra.registry.source import HubSource
+
+
+def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the hub's client keeps its cache, by the same variables in the same order."""
+    for name, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if environment.get(name):
+            return Path(os.path.expandvars(environment[name])).expanduser() / below
+    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "huggingface" / "hub"
+
+
+class RepoCache:
+    """One repository's part of the cache."""
+
+    def __init__(self, repo: str, cache: Path | None = None) -> None:
+        self.repo = repo
+        self._cache = cache or cache_dir()
+        self._name = "models--" + repo.replace("/", "--")
+        self.root = self._cache / self._name
+        self.blobs = self.root / "blobs"
+
+    def blob(self, file: RemoteFile) -> Path:
+        return self.blobs / file.blob
+
+    def partial(self, file: RemoteFile) -> Path:
+        return self.blobs / f"{file.blob}.garra-part"
+
+    def has(self, file: RemoteFile) -> bool:
+        """Whether the file's content is here, whole."""
+        path = self.blob(file)
+        return path.is_file() and path.stat().st_size == file.n_bytes
+
+    def missing_bytes(self, files: Iterable[RemoteFile]) -> int:
+        """What is still to come of these files."""
+        return sum(file.n_bytes - self._so_far(file) for file in {file.blob: file for file in files}.values())
+
+    def _so_far(self, file: RemoteFile) -> int:
+        if self.has(file):
+            return file.n_bytes
+        partial = self.partial(file)
+        return min(file.n_bytes, partial.stat().st_size) if partial.is_file() else 0
+
+    @contextlib.contextmanager
+    def lock(self, file: RemoteFile, wait: Callable[[], None]) -> Iterator[None]:
+        """This file's download is ours alone; `wait` is called again and again until it is, and may raise."""
+        path = self._cache / ".locks" / self._name / f"{file.blob}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as held:
+            while True:
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    wait()
+            yield
+
+    def keep(self, file: RemoteFile) -> None:
+        """The partial file is whole and its hash held: give it its name, for good."""
+        partial, blob = self.partial(file), self.blob(file)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(blob)
+        _sync_folder(self.blobs)
+
+    def publish(self, commit: str, files: Iterable[RemoteFile]) -> list[Path]:
+        """Make the files visible under this commit, the model's first one last; their paths in the order given."""
+        paths = []
+        for file in reversed(list(files)):
+            path = self.root / "snapshots" / commit / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._link(self.blob(file), path)
+            paths.append(path)
+        ref = self.root / "refs" / "main"
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        fresh = ref.with_name(f"main.{os.getpid()}")
+        fresh.write_text(commit)
+        fresh.replace(ref)
+        return paths[::-1]
+
+    def _link(self, blob: Path, path: Path) -> None:
+        fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        try:
+            fresh.symlink_to(os.path.relpath(blob, path.parent))
+        except OSError:  # a file system without links
+            shutil.copyfile(blob, fresh)
+        fresh.replace(path)
+
+    def snapshots(self) -> list[Path]:
+        """Snapshot folders: the newest known commit first, then the others, latest first."""
+        try:
+            folders = [path for path in (self.root / "snapshots").iterdir() if path.is_dir()]
+        except OSError:
+            return []
+        with contextlib.suppress(OSError):
+            newest = (self.root / "refs" / "main").read_text().strip()
+            return sorted(folders, key=lambda path: (path.name != newest, -path.stat().st_mtime))
+        return sorted(folders, key=lambda path: -path.stat().st_mtime)
+
+    def discard(self, paths: Iterable[Path]) -> int:
+        """Remove these snapshot entries and the blobs that no other entry needs; bytes given back."""
+        freed = 0
+        for path in paths:
+            blob = path.resolve()
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+            used = any(entry.resolve() == blob for entry in (self.root / "snapshots").rglob("*") if not entry.is_dir())
+            if blob.parent == self.blobs.resolve() and blob.is_file() and not used:
+                freed += blob.stat().st_size
+                blob.unlink()
+        return freed
+
+
+def find(source: HubSource) -> list[Path]:
+    """All files of the model this reference means, its first shard first; empty where it is not here whole."""
+    for snapshot in RepoCache(source.repo).snapshots():
+        here = [
+            RemoteFile(str(path.relative_to(snapshot)), path.stat().st_size)
+            for path in sorted(snapshot.rglob("*.gguf"))
+            if path.is_file()
+        ]
+        with contextlib.suppress(NotOffered):
+            return [snapshot / file.path for file in names.pick(source, here).files]
+    return []
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
