@@ -28,8 +28,9 @@ from garra.proxy.control import ControlServer
 from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
+from garra.registry.jobs import Jobs
 from garra.reload import Reloader
-from garra.spec import EngineStatus
+from garra.spec import EngineStatus, Phase
 from garra.supervisor import runfile
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.memory import HostMemory
@@ -109,7 +110,8 @@ async def _serve(
         tell=feed.tell,
     )
     url = _url(listener)
-    proxy = ProxyServer(config, fleet, pool)
+    jobs = Jobs(shop.catalog, clock, room=shop.room, in_use=lambda: _models_in_use(fleet))
+    proxy = ProxyServer(config, fleet, pool, jobs)
 
     def apply(after: Config) -> None:
         shop.configure(after)
@@ -127,6 +129,7 @@ async def _serve(
         url=url,
         engine=lambda: shop.build.stamp,
         clock=clock,
+        models=proxy.registry,
         follow=feed.follow,
         reload=reloader.reload,
         shut_down=on_signal,
@@ -157,8 +160,15 @@ async def _serve(
             log.info("shutting down; Ctrl-C stops at once")
             await _first_of(fleet.close(), hurry.wait())
             pool.close_all()
+            await jobs.close()
             shop.close()
     paths.control_socket(runtime).unlink(missing_ok=True)
+
+
+def _models_in_use(fleet: EngineFleet) -> list[str]:
+    """Paths of the models whose engines are up or on their way."""
+    up = [one for one in fleet.profiles() if fleet.status(one.name).phase not in (Phase.COLD, Phase.FAILED)]
+    return [str(path) for path in (models.locate(one.model) for one in up) if path is not None]
 
 
 async def _start(fleet: EngineFleet, profile: str, url: str, narrator: Narrator) -> None:

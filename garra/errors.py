@@ -193,8 +193,9 @@ class ShuttingDown(EngineDown):
 
 
 class Taken(GarraError):
-    """The address or the runtime folder is in use by somebody else."""
+    """The address, the runtime folder or the model is in use by somebody else."""
 
+    http_status = 409
     exit_code = 7
     code = "taken"
 

@@ -23,6 +23,7 @@ from garra.planner import plan as planner
 from garra.planner import room as rooms
 from garra.planner.room import Margins, Room
 from garra.registry.card import ModelCard
+from garra.registry.catalog import Catalog
 from garra.spec import MIB, EngineBuild, KvType, LaunchPlan, Profile
 
 log = logging.getLogger(__name__)
@@ -208,8 +209,13 @@ class ThreadedPlans:
     """The `Plans` port: a planner whose waits are spent in threads."""
 
     def __init__(
-        self, planner_: Planner, budget: Callable[[Sequence[int]], Claim], ours: Callable[[], Sequence[int]]
+        self,
+        planner_: Planner,
+        budget: Callable[[Sequence[int]], Claim],
+        ours: Callable[[], Sequence[int]],
+        catalog: Catalog,
     ) -> None:
+        self._catalog = catalog
         self._planner = planner_
         self._budget = budget
         self._ours = ours
@@ -225,7 +231,15 @@ class ThreadedPlans:
         return await asyncio.to_thread(self._planner.lower, plan, wished, why)
 
     async def learn(self, plan: LaunchPlan, pid: int) -> None:
-        await asyncio.to_thread(lambda: self._planner.learn(plan, gpus.held_mib(pid) * MIB, hardware.rss_bytes(pid)))
+        def look() -> None:
+            vram_bytes, ram_bytes = gpus.held_mib(pid) * MIB, hardware.rss_bytes(pid)
+            self._planner.learn(plan, vram_bytes, ram_bytes)
+            self._catalog.used(str(plan.model_path), vram_bytes, ram_bytes)
+
+        await asyncio.to_thread(look)
+
+    def served(self, plan: LaunchPlan, decode_tok_s: float) -> None:
+        self._catalog.decoded(str(plan.model_path), decode_tok_s)
 
     async def budget(self, pids: Sequence[int]) -> Claim:
         return await asyncio.to_thread(self._budget, pids)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from garra.bill import Claim, Need, Place
-from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
+from garra.spec import DownloadStatus, EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
 from garra.tally import Tally
 from garra.traffic import Outcome, Usage, WaitNews, Wish
 
@@ -69,6 +69,10 @@ class Plans(Protocol):
 
     async def learn(self, plan: LaunchPlan, pid: int) -> None:
         """The plan's engine is READY: what it really took counts from now on."""
+        ...
+
+    def served(self, plan: LaunchPlan, decode_tok_s: float) -> None:
+        """The plan's engine leaves; its answers came at this speed. Never blocks."""
         ...
 
     async def budget(self, pids: Sequence[int]) -> Claim:
@@ -199,4 +203,40 @@ class Fleet(Protocol):
 
     def present(self, profile: str) -> bool:
         """Whether the model's file is on this machine."""
+        ...
+
+
+class Registry(Protocol):
+    """The model hub and what is on this machine, as the HTTP surface sees them."""
+
+    async def search(self, query: str, limit: int) -> list[dict[str, Any]]:
+        """Repositories with GGUF models, each with its size and where it would run here."""
+        ...
+
+    def download(self, ref: str, *, projector: bool = True) -> DownloadStatus:
+        """Begin, go on with, or join the download of this model. Raises ConfigError, Refused."""
+        ...
+
+    def downloads(self) -> list[DownloadStatus]:
+        """All since garra started, the newest last."""
+        ...
+
+    def status(self, job: str) -> DownloadStatus:
+        """Raises NotFound."""
+        ...
+
+    def follow(self, job: str) -> AsyncGenerator[DownloadStatus, None]:
+        """Its status now and at every change, until it ended. Raises NotFound."""
+        ...
+
+    def stop(self, job: str, *, discard: bool) -> DownloadStatus:
+        """Pause it, or cancel it and `discard` what has come. Raises NotFound."""
+        ...
+
+    async def models(self) -> list[dict[str, Any]]:
+        """What the catalog knows."""
+        ...
+
+    async def remove(self, ref: str) -> int:
+        """Bytes given back. Raises UnknownModel, Taken."""
         ...

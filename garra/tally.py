@@ -9,6 +9,9 @@ from garra.spec import Cause
 from garra.traffic import Outcome
 
 WAIT_BOUNDS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TELLING_TOKENS = 16
+"""Shorter answers tell little about speed."""
+_LEARN = 0.2
 LOAD_BOUNDS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 
 
@@ -49,5 +52,14 @@ class Tally:
     """Loads for which another model had to leave."""
     retries: int = 0
     """Requests asked once more because the engine died before it answered."""
+    decode_tok_s: float | None = None
+    """A moving average over answers of some length."""
     tokens: float = 0.0
     """Tokens processed and generated, as far as the engine told."""
+
+    def learn_decode(self, n_decoded: int, decode_ms: float) -> None:
+        """An answer was decoded; its first token came with the prompt."""
+        if n_decoded >= _TELLING_TOKENS and decode_ms > 0:
+            tok_s = (n_decoded - 1) * 1e3 / decode_ms
+            known = self.decode_tok_s
+            self.decode_tok_s = tok_s if known is None else known + _LEARN * (tok_s - known)

@@ -58,6 +58,8 @@ class Usage(NamedTuple):
     """Prompt tokens it had to process; those from the cache cost nothing."""
     n_decoded: int
     prompt_ms: float
+    decode_ms: float = 0.0
+    """0 where the engine did not tell."""
 
     @property
     def tokens(self) -> float:

@@ -13,7 +13,8 @@ from garra.bill import HOST, Claim
 from garra.config import Config
 from garra.engine import store as engines
 from garra.engine.argv import server_argv
-from garra.planner.room import Margins
+from garra.planner.room import Margins, Room
+from garra.registry.catalog import Catalog
 from garra.spec import EngineBuild, LaunchPlan, Policy
 from garra.supervisor import memory
 
@@ -25,6 +26,7 @@ class Workshop:
         self._config = config
         self.build: EngineBuild = engines.current()
         self._store = store.Store(paths.state_db())
+        self.catalog = Catalog(self._store)
         self._ours: Callable[[], Sequence[int]] = lambda: ()
         self._planner = planning.Planner(
             lambda: self.build,
@@ -37,7 +39,7 @@ class Workshop:
     def plans(self, ours: Callable[[], Sequence[int]]) -> planning.ThreadedPlans:
         """The `Plans` port; `ours` tells the processes of the engines that are up."""
         self._ours = ours
-        return planning.ThreadedPlans(self._planner, self.budget, ours)
+        return planning.ThreadedPlans(self._planner, self.budget, ours, self.catalog)
 
     def configure(self, config: Config) -> None:
         self._config = config
@@ -65,6 +67,10 @@ class Workshop:
             return room
         given = [device for device in room if device != HOST] or [HOST]
         return room | dict.fromkeys(given, settings.memory_budget_mib)
+
+    def room(self) -> Room:
+        """What one engine may take now, beside those that are up."""
+        return self._planner.room_now()
 
     def argv(self, plan: LaunchPlan, address: Path) -> list[str]:
         return server_argv(self.build.tool("llama-server"), plan, address)

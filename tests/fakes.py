@@ -158,6 +158,7 @@ class FakePlans:
         """Whether there is a smaller plan for one that ran out of memory."""
         self.lowered: list[str] = []
         self.learned: list[int] = []
+        self.speeds: list[float] = []
 
     async def need(self, profile: Profile) -> Need:
         return Need(0, profile.memory_mib or self.budget_mib)
@@ -171,6 +172,9 @@ class FakePlans:
 
     async def learn(self, plan: LaunchPlan, pid: int) -> None:
         self.learned.append(pid)
+
+    def served(self, plan: LaunchPlan, decode_tok_s: float) -> None:
+        self.speeds.append(decode_tok_s)
 
     async def budget(self, pids: Sequence[int]) -> Claim:
         return {HOST: self.budget_mib}

@@ -15,6 +15,8 @@ from garra import __version__
 from garra.config import Config
 from garra.errors import BadRequest, GarraError
 from garra.ports import Clock, Fleet
+from garra.proxy import registry
+from garra.proxy.registry import RegistryApi
 from garra.proxy.server import render
 from garra.spec import EngineStatus, Profile
 from garra.traffic import Outcome
@@ -62,12 +64,14 @@ class ControlServer:
         url: str,
         engine: Callable[[], str],
         clock: Clock,
+        models: RegistryApi,
         follow: Callable[[], AsyncGenerator[bytes, None]],
         reload: Callable[[], Any],
         shut_down: Callable[[], None],
     ) -> None:
         self._config = config
         self._fleet = fleet
+        self._models = models
         self._follow = follow
         self._reload = reload
         self._url = url
@@ -85,7 +89,14 @@ class ControlServer:
         app.router.add_get("/garra/v1/events", self.events)
         app.router.add_post("/garra/v1/reload", self.reload)
         app.router.add_post("/garra/v1/shutdown", self.shutdown)
+        app.router.add_route("*", registry.PREFIX + "{tail:.*}", self.registry)
         return app
+
+    async def registry(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._models.answer(request)
+        except GarraError as error:
+            return render(error)
 
     def configure(self, config: Config) -> None:
         """Settings for requests from now on."""

@@ -51,5 +51,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
+def is_loopback(bind: str) -> bool:
+    """Whether a listener there is reached from this machine only."""
+    try:
+        return bind == "localhost" or ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return False
+
+
 def _is_wildcard(bind: str) -> bool:
     return bind in ("", "0.0.0.0", "::")

@@ -11,11 +11,12 @@ from aiohttp import web
 
 from garra.config import Config
 from garra.errors import EngineDied, EngineDown, Forbidden, GarraError, NotFound, TooLarge
-from garra.ports import Fleet, Hold
-from garra.proxy import guard
+from garra.ports import Fleet, Hold, Registry
+from garra.proxy import guard, registry
 from garra.proxy.forward import Call, forward, relayed_response
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.patience import Patience
+from garra.proxy.registry import RegistryApi
 from garra.proxy.route import FORWARDED, fingerprint, read_call, wish_of
 from garra.proxy.shapes import Api, error_body
 from garra.proxy.upstream import UpstreamPool
@@ -34,13 +35,18 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class ProxyServer:
     """Handlers of the public listener. Holds no state but its parts."""
 
-    def __init__(self, config: Config, fleet: Fleet, pool: UpstreamPool) -> None:
+    def __init__(self, config: Config, fleet: Fleet, pool: UpstreamPool, models: Registry) -> None:
         self._fleet = fleet
         self._pool = pool
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self.completion for path in FORWARDED}
         self._routes |= {("GET", "/v1/models"): self.models, ("GET", "/health"): self.health}
         self._routes |= {("GET", "/metrics"): self.metrics}
+        self.registry = RegistryApi(models, self._keyless_loopback)
         self.configure(config)
+
+    def _keyless_loopback(self) -> bool:
+        """Whether who reaches the listener may do what the person at the machine may, deleting aside."""
+        return guard.is_loopback(self._config.settings.host) and not self._config.settings.keys
 
     def configure(self, config: Config) -> None:
         """Settings for requests from now on."""
@@ -81,8 +87,7 @@ class ProxyServer:
         path = request.path
         handler = self._routes.get((request.method, path))
         if handler is None:
-            one_model = request.method == "GET" and path.startswith("/v1/models/")
-            handler = self.model if one_model else self.unknown
+            handler = self._by_prefix(request.method, path)
         api = FORWARDED.get(path, Api.CHAT)
         try:
             return await handler(request)
@@ -93,6 +98,11 @@ class ProxyServer:
             response = render(GarraError("a bug in garra: see its log"), api)
             response.force_close()
             return response
+
+    def _by_prefix(self, method: str, path: str) -> Handler:
+        if path.startswith(registry.PREFIX):
+            return self.registry.public
+        return self.model if method == "GET" and path.startswith("/v1/models/") else self.unknown
 
     async def completion(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:

@@ -116,7 +116,9 @@ def comment(news: WaitNews) -> bytes:
     return f": garra {said}\n\n".encode("ascii")
 
 
-_TIMINGS = re.compile(rb'"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)', re.DOTALL)
+_TIMINGS = re.compile(
+    rb'"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)(?:,"predicted_ms":([0-9.]+))?', re.DOTALL
+)
 _USAGES = (
     re.compile(rb'"completion_tokens":(\d+).*?"prompt_tokens":(\d+)', re.DOTALL),
     re.compile(rb'"input_tokens":(\d+).*?"output_tokens":(\d+)', re.DOTALL),
@@ -130,7 +132,7 @@ def usage_of(tail: bytes) -> Usage | None:
     """
     at = tail.rfind(b'"timings":')
     if at >= 0 and (found := _TIMINGS.search(tail, at)) is not None:
-        return Usage(int(found[1]), int(found[3]), float(found[2]))
+        return Usage(int(found[1]), int(found[3]), float(found[2]), float(found[4] or 0))
     for pattern in _USAGES:
         if (found := pattern.search(tail)) is not None:
             return Usage(int(found[1]), int(found[2]), 0.0)  # only their sum counts

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from garra.registry.header import Header
 from garra.registry.names import quant_of
 from garra.registry.template import findings
 from garra.store import Store
+
+log = logging.getLogger(__name__)
 
 _COLUMNS = (
     "ref, origin, path, n_bytes, revision, publisher, licence, base_model, facts, warnings, added, used, vram_bytes, "
@@ -150,13 +154,21 @@ class Catalog:
 
     def used(self, path: str, vram_bytes: int, ram_bytes: int) -> None:
         """An engine is ready with this file and holds so much."""
-        statement = "UPDATE artifacts SET used = ?, vram_bytes = ?, ram_bytes = ? WHERE path = ?"
-        self._store.run(lambda db: db.execute(statement, (now(), vram_bytes, ram_bytes, path))).result()
+        self._note("UPDATE artifacts SET used = ?, vram_bytes = ?, ram_bytes = ? WHERE path = ?", now(), vram_bytes,
+                   ram_bytes, path)  # fmt: skip
 
     def decoded(self, path: str, tok_s: float) -> None:
         """Its last answers came at this speed."""
-        statement = "UPDATE artifacts SET decode_tok_s = ? WHERE path = ?"
-        self._store.run(lambda db: db.execute(statement, (tok_s, path))).result()
+        self._note("UPDATE artifacts SET decode_tok_s = ? WHERE path = ?", tok_s, path)
+
+    def _note(self, statement: str, *values: object) -> None:
+        """Written soon, or not at all: a full disk must not keep a model from being used. Never blocks."""
+
+        def conclude(done: Future[sqlite3.Cursor]) -> None:
+            if (error := done.exception()) is not None:
+                log.warning("what is learned about models cannot be kept: %s", error)
+
+        self._store.run(lambda db: db.execute(statement, values)).add_done_callback(conclude)
 
     def _find(self, where: str, *values: object) -> list[Artifact]:
         def read(db: sqlite3.Connection) -> list[Artifact]:

@@ -176,6 +176,7 @@ class EngineFleet:
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
         if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
             watch.learn(usage.n_prompt, usage.prompt_ms)
+            self._state.models[ticket.wish.profile].tally.learn_decode(usage.n_decoded, usage.decode_ms)
         now, tokens = self.now(), usage.tokens if usage is not None else None
         event = do.Ended(ticket, outcome, now, tokens, lease.blamed)
         if self._deciding or not end_at_once(self._state, event):
@@ -308,6 +309,8 @@ class EngineFleet:
         if m.phase is Phase.READY:
             self._chores.keep_watch(runner, self._state.models[name])
             self._chores.learn(runner)
+        elif m.phase is Phase.STOPPING and (speed := self._state.models[name].tally.decode_tok_s) and runner.plan:
+            self._plans.served(runner.plan, speed)
         slots = runner.props.slots if runner.props is not None else 0
         self._tell(Fact("phase", name, m.phase + (f" ({m.cause}) {m.detail}".rstrip() if m.cause else "")))
         self.post(do.PhaseChanged(name, m.phase, self.now(), m.cause, m.detail, slots))
