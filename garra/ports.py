@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from garra.bill import Claim, Need, Place
-from garra.spec import DownloadStatus, EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
+from garra.downloads import DownloadStatus
+from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
 from garra.tally import Tally
 from garra.traffic import Outcome, Usage, WaitNews, Wish
 

@@ -290,38 +290,6 @@ class EngineStatus:
     warnings: tuple[str, ...] = field(default=())
 
 
-class DownloadState(enum.StrEnum):
-    """Where a download stands."""
-
-    RUNNING = enum.auto()
-    DONE = enum.auto()
-    FAILED = enum.auto()
-    PAUSED = enum.auto()
-    """What has come is kept; asking for it again goes on."""
-    CANCELLED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadStatus:
-    """One download, as it is told."""
-
-    id: str
-    ref: str
-    state: DownloadState
-    detail: str = ""
-    """What it does now, or why it ended."""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    """0: not known yet."""
-    bytes_per_s: float = 0.0
-    eta_s: float | None = None
-    path: str = ""
-    """Of the model file, once it is there."""
-    code: str = ""
-    """The error's, where it failed."""
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class SlotState:
     """One slot as the engine tells it (`/slots`)."""

@@ -21,6 +21,7 @@ LEVELS = {
     "traffic": WORDS,
     "bill": WORDS,
     "host": WORDS,
+    "downloads": WORDS,
     "engine.argv": PURE,
     "engine.recipe": PURE,
     "planner.memory": PURE,

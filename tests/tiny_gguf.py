@@ -40,14 +40,38 @@ class Model:
         return gguf.GGMLQuantizationType["F32" if small else self.kinds.get(name, self.kind)]
 
 
-def write(path: Path, model: Model, *, seed: int | None = None) -> Path:
+def write(path: Path, model: Model, *, seed: int | None = None, template: str = CHATML) -> Path:
     """The file; its weights are holes, or noise when there is a seed (then `kind` must be F32)."""
     writer = gguf.GGUFWriter(str(path), model.arch)
     writer.add_name(f"{model.arch} without real weights")
     _values(writer, model)
-    _vocabulary(writer, model.n_vocab)
+    _vocabulary(writer, model.n_vocab, template)
+    return _finish(writer, path, model, list(model.tensors), seed)
+
+
+def write_shards(path: Path, model: Model, *, seed: int) -> list[Path]:
+    """The same as two files: half of the tensors each, the key-values in the first."""
+    names = list(model.tensors)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    paths = []
+    for number, half in enumerate(halves):
+        shard = path.with_name(f"{path.stem}-{number + 1:05}-of-00002.gguf")
+        writer = gguf.GGUFWriter(str(shard), model.arch)
+        if number == 0:
+            writer.add_name(f"{model.arch} in two files")
+            _values(writer, model)
+            _vocabulary(writer, model.n_vocab, CHATML)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(names))
+        paths.append(_finish(writer, shard, model, half, seed + number))
+    return paths
+
+
+def _finish(writer: Any, path: Path, model: Model, names: list[str], seed: int | None) -> Path:
     total = 0
-    for name, shape in model.tensors.items():
+    for name in names:
+        shape = model.tensors[name]
         kind = model.kind_of(name)
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         n_bytes = int(np.prod(shape, dtype=np.int64)) // per_block * block_bytes
@@ -62,7 +86,8 @@ def write(path: Path, model: Model, *, seed: int | None = None) -> Path:
         file.truncate(file.tell() + total)
     else:
         noise = np.random.default_rng(seed)
-        for name, shape in model.tensors.items():
+        for name in names:
+            shape = model.tensors[name]
             data = np.ones(shape) if "norm" in name else noise.normal(0, 0.1, shape)
             file.write(data.astype(np.float32).tobytes())
             writer.write_padding(file, data.size * 4)
@@ -84,7 +109,7 @@ def _values(writer: Any, model: Model) -> None:
                 writer.add_array(name, list(value))
 
 
-def _vocabulary(writer: Any, n_vocab: int) -> None:
+def _vocabulary(writer: Any, n_vocab: int, template: str) -> None:
     """256 bytes in the byte-level alphabet, fillers, and the chat tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     tokens = [chr(code) for code in printable] + [chr(256 + n) for n in range(256 - len(printable))]
@@ -101,4 +126,4 @@ def _vocabulary(writer: Any, n_vocab: int) -> None:
     writer.add_eos_token_id(n_vocab - 1)
     writer.add_pad_token_id(n_vocab - 3)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHATML)
+    writer.add_chat_template(template)

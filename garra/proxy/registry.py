@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from garra.downloads import DownloadStatus
 from garra.errors import BadRequest, ConfigError, Forbidden, NotFound
 from garra.ports import Registry
-from garra.spec import DownloadStatus
 
 PREFIX = "/registry/"
 

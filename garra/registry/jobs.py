@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from garra import paths
+from garra.downloads import DownloadState, DownloadStatus
 from garra.errors import ConfigError, DownloadFailed, GarraError, NotFound, Taken, UnknownModel, of_code
 from garra.planner.guess import fit
 from garra.planner.room import Room
@@ -25,7 +26,6 @@ from garra.registry import removal
 from garra.registry.catalog import Catalog
 from garra.registry.courier import COMMAND
 from garra.registry.source import HubSource, parse_source
-from garra.spec import DownloadState, DownloadStatus
 
 log = logging.getLogger(__name__)
 
