@@ -25,17 +25,20 @@ def compile_tool(name: str, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def stubbed(settings: str) -> Iterator[Garra]:
+def stubbed(settings: str, **environment: str) -> Iterator[Garra]:
     """A garra with `demo` READY whose engine is the stub; `settings` are lines of its `[profiles.demo]` table."""
     with tempfile.TemporaryDirectory(prefix="gb-") as name:
         folder = Path(name)
         engine = folder / "data" / "garra" / "engines" / "stub"
         (engine / "bin").mkdir(parents=True)
         shutil.copy(compile_tool("stub_engine", folder), engine / "bin" / "llama-server")
-        store.write_manifest(engine, EngineBuild("stub", load_pin().build, engine, "cpu", ()))
+        pin = load_pin()
+        store.write_manifest(engine, EngineBuild("stub", pin.build, engine, "cpu", pin.names_of_patches))
         (engine.parent / "current").symlink_to("stub")
         model = smoke.write_noise_model(folder / "noise.gguf")
-        garra = Garra(data=folder / "data").configure(f'[profiles.demo]\nmodel = "file:{model}"\n{settings}')
+        garra = Garra(data=folder / "data", **environment).configure(
+            f'[profiles.demo]\nmodel = "file:{model}"\n{settings}'
+        )
         try:
             yield garra.up("demo")
         finally:
