@@ -32,6 +32,19 @@ def download_wheels(requirements: Sequence[str], into: Path) -> str | None:
     return download(["--only-binary=:all:", "--require-hashes", "-r", str(wanted)], into, show=True)
 
 
+def build_wheel(project: Path, into: Path) -> str | None:
+    """The wheel of a checkout, with the build backend that is installed; None when it went well, else why not."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--quiet", "-w", str(into), str(project)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if done.returncode == 0 else complaint(done.stderr)
+
+
 def complaint(stderr: str) -> str:
     """The line of pip's output that names the cause."""
     errors = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]

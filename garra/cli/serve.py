@@ -284,7 +284,8 @@ class _LoadingBar:
 
 
 def _greeting(url: str, name: str) -> str:
-    me = "garra" if shutil.which("garra") else os.path.relpath(Path(sys.executable).with_name("garra"))  # `make up`
+    own = str(Path(sys.executable).with_name("garra"))
+    me = "garra" if shutil.which("garra") else min(own, os.path.relpath(own), key=len)  # `make up`
     return (
         f"\n  {name} is served at {url}/v1   (any OpenAI client; the API key can be anything)\n"
         f"  try it:  {me} chat {name}\n"

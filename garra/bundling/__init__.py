@@ -1,0 +1,1 @@
+"""Everything a machine without a network needs, in one file."""
