@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from garra.cli.status import JsonOption, print_json
+from garra.cli.status import JsonOption, print_json, print_wide
 from garra.errors import EngineMissing
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def info(as_json: JsonOption = False) -> None:
 @app.command("list")
 def list_(as_json: JsonOption = False) -> None:
     """Show every engine on this machine."""
-    from rich.console import Console
     from rich.table import Table
 
     from garra.engine import store
@@ -129,8 +128,7 @@ def list_(as_json: JsonOption = False) -> None:
         table.add_column(heading, no_wrap=heading != "FROM", overflow="fold")
     for row in rows:
         table.add_row(*(str(row[key]) for key in ("stamp", "use", "backend", "mode", "build", "origin", "provenance")))
-    console = Console()
-    Console(width=None if console.is_terminal else 160).print(table)
+    print_wide(table)
 
 
 @app.command()

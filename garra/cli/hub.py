@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from garra.cli.status import JsonOption, print_json
+from garra.cli.status import JsonOption, print_json, print_wide
 from garra.errors import BadModel, DoesNotFit
 
 if TYPE_CHECKING:
@@ -94,10 +95,14 @@ def _tell(seen: dict[str, Any], trusted: list[str]) -> None:
 def _show_fit(made: Any, seen: dict[str, Any], *, force: bool) -> None:
     """Say where the model would run with the usual settings. Raises DoesNotFit unless `force`."""
     from garra.cli.serve import say
-    from garra.config import ProfileTable
+    from garra.config import CONTEXT_PRESETS, ProfileTable
+    from garra.registry import gguf
 
-    usual = ProfileTable.model_validate({"model": f"file:{seen['header']}"}).to_spec("usual")
     try:
+        header = gguf.read_model(Path(seen["header"]))
+        trained = header.number(f"{header.text('general.architecture')}.context_length") or CONTEXT_PRESETS["medium"]
+        table = {"model": f"file:{seen['header']}", "context": max(256, min(trained, CONTEXT_PRESETS["medium"]))}
+        usual = ProfileTable.model_validate(table).to_spec("it")  # as notes call it
         launch: LaunchPlan = made.plan(usual, whole=True)
     except DoesNotFit as error:
         if not force:
@@ -119,7 +124,6 @@ def _show_fit(made: Any, seen: dict[str, Any], *, force: bool) -> None:
 
 
 def _show(found: list[dict[str, Any]], room: Room, *, everything: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from garra.cli.serve import say
@@ -145,6 +149,6 @@ def _show(found: list[dict[str, Any]], room: Room, *, everything: bool) -> None:
             name = model["ref"] + f" ({model['shards']} files)" * (model["shards"] > 1)
             licence = repo["licence"] + " (gated)" * repo["gated"]
             table.add_row(name, f"{model['bytes'] / 1e9:.2f}", model["fit"], licence, f"{repo['downloads']:,}")
-    Console(highlight=False, soft_wrap=True).print(table)
+    print_wide(table)
     memory = f"{room.vram_mib} MiB of VRAM and " * bool(room.device) + f"{room.ram_mib} MiB of RAM"
     say(f"fit: a guess from the size, for {memory}; garra models pull REF --dry-run plans it")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from garra.cli import hub, importing
-from garra.cli.status import JsonOption, print_json
+from garra.cli.status import JsonOption, print_json, print_wide
 from garra.errors import BadModel, Taken, UnknownModel
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def list_models(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([described(one) | {"profiles": used.get(one.path, [])} for one in known])
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -59,7 +58,7 @@ def list_models(as_json: JsonOption = False) -> None:
         state += f", {len(one.warnings)} warnings" * bool(one.warnings)
         arch = str(one.facts.get("architecture", ""))
         table.add_row(one.ref, f"{one.n_bytes / 1e9:.2f}", arch, one.origin, ", ".join(used.get(one.path, [])), state)
-    Console(highlight=False, soft_wrap=True).print(table)
+    print_wide(table)
 
 
 @app.command()

@@ -13,11 +13,13 @@ from garra import paths
 from garra.errors import UnknownModel
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from garra.cli.control import Report
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _FOLLOW_POLL_S = 0.25
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 200
 
 
 def status(as_json: JsonOption = False) -> None:
@@ -90,8 +92,15 @@ def _vram_mib(row: Report) -> int:
     return sum(mib for device, mib in row["engine"]["planned_mib"].items() if device != "host")
 
 
-def _print_table(rows: list[Report]) -> None:
+def print_wide(table: Table) -> None:
+    """A table as wide as the terminal; into a pipe as wide as it likes."""
     from rich.console import Console
+
+    console = Console(highlight=False)
+    Console(width=None if console.is_terminal else _PIPE_WIDTH, highlight=False).print(table)
+
+
+def _print_table(rows: list[Report]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
@@ -108,5 +117,4 @@ def _print_table(rows: list[Report]) -> None:
         numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))
         planned = (f"{_vram_mib(row)} MiB" if _vram_mib(row) else "",) if on_gpu else ()
         table.add_row(engine["profile"], phase, *numbers, *planned, rss, str(engine["pid"] or ""), note)
-    console = Console()
-    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)
+    print_wide(table)

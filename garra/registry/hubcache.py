@@ -50,6 +50,10 @@ class RepoCache:
     def partial(self, file: RemoteFile) -> Path:
         return self.blobs / f"{file.blob}.garra-part"
 
+    def place(self, commit: str, file: RemoteFile) -> Path:
+        """Where people and programs see the file."""
+        return self.root / "snapshots" / commit / file.path
+
     def has(self, file: RemoteFile) -> bool:
         """Whether the file's content is here, whole."""
         path = self.blob(file)
@@ -94,7 +98,7 @@ class RepoCache:
         """Make the files visible under this commit, the model's first one last; their paths in the order given."""
         paths = []
         for file in reversed(list(files)):
-            path = self.root / "snapshots" / commit / file.path
+            path = self.place(commit, file)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._link(self.blob(file), path)
             paths.append(path)
@@ -125,11 +129,11 @@ class RepoCache:
             return sorted(folders, key=lambda path: (path.name != newest, -path.stat().st_mtime))
         return sorted(folders, key=lambda path: -path.stat().st_mtime)
 
-    def discard(self, paths: Iterable[Path]) -> int:
-        """Remove these snapshot entries and the blobs that no other entry needs; bytes given back."""
+    def discard(self, files: Iterable[tuple[Path, str | None]]) -> int:
+        """Remove these snapshot entries (with their hash) and the blobs no other entry needs; bytes given back."""
         freed = 0
-        for path in paths:
-            blob = path.resolve()
+        for path, sha256 in files:
+            blob = path.resolve() if path.exists() or sha256 is None else (self.blobs / sha256).resolve()
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()

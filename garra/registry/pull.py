@@ -131,11 +131,11 @@ class Puller:
             for file in self._files:
                 self._bring(file)
             header = self._look_into()
-            paths = self._cache.publish(self._repo.commit, self._choice.files)
+            artifact = self._artifact(header)
+            catalog.keep(artifact)  # first: who is killed in between has a model to pull again, not one nobody knows
+            self._cache.publish(self._repo.commit, self._choice.files)
         except OSError as error:
             raise disk.refused(error, self._cache.root, self._cache.missing_bytes(self._files)) from None
-        artifact = self._artifact(header, paths)
-        catalog.keep(artifact)
         return artifact
 
     def abandon(self) -> None:
@@ -186,16 +186,22 @@ class Puller:
             raise Refused(f"{self._choice.model.files[0].path} holds no model: it names no architecture")
         return header
 
-    def _artifact(self, header: Header, paths: list[Path]) -> Artifact:
+    def _artifact(self, header: Header) -> Artifact:
         files = tuple(
-            StoredFile(self._choice.role(file), str(path), file.n_bytes, file.sha256, now())
-            for file, path in zip(self._choice.files, paths, strict=True)
+            StoredFile(
+                self._choice.role(file),
+                str(self._cache.place(self._repo.commit, file)),
+                file.n_bytes,
+                file.sha256,
+                now(),
+            )
+            for file in self._choice.files
         )
         facts = facts_of(header) | {"quantisation": names.quant_of(self._choice.model.files[0].path) or ""}
         return Artifact(
             ref=reference(self._repo, self._choice),
             origin="hub",
-            path=str(paths[0]),
+            path=files[0].path,
             n_bytes=sum(file.n_bytes for file in files),
             files=files,
             revision=self._repo.commit,

@@ -18,7 +18,8 @@ def remove(one: Artifact, catalog: Catalog) -> int:
     freed = 0
     source = parse_source(one.ref) if one.origin == "hub" else None
     if isinstance(source, HubSource):
-        freed = RepoCache(source.repo).discard(files)
+        hashes = {file.path: file.sha256 for file in one.files}
+        freed = RepoCache(source.repo).discard((path, hashes[str(path)]) for path in files)
     elif one.origin in ("index", "copy", "bundle"):
         for path in files:
             if path.is_file() and paths.models_dir() in path.parents:

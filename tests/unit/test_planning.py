@@ -14,6 +14,7 @@ import pytest
 
 from garra import config
 from garra.bill import HOST, Place
+from garra.engine.argv import server_argv
 from garra.errors import BadModel, ModelNotPresent
 from garra.host import Gpu, HostSpec
 from garra.ledger import Ledger
@@ -23,7 +24,7 @@ from garra.planning import Planner
 from garra.spec import MIB, EngineBuild, Profile
 from garra.store import Store
 from tests import shapes
-from tests.tiny_gguf import write
+from tests.tiny_gguf import write, write_shards
 
 MACHINE = HostSpec(8, 32768, 24576, (Gpu(0, "NVIDIA GeForce RTX 3070", 8192, 7800, others_mib=392),), cpu="a CPU")
 
@@ -160,6 +161,43 @@ def test_projector_and_draft_model_are_counted(four: Path, tmp_path: Path, ledge
     assert parts["projector"] == 10 * MIB
     assert parts["draft weights"] > 0
     assert parts["draft KV cache"] > plain.bill.parts["CUDA0"]["draft KV cache"]
+
+
+def test_the_projector_that_came_with_a_model_is_loaded_unless_the_profile_reads_only(
+    four: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    home = tmp_path / "pair"
+    home.mkdir()
+    model = home / "model-Q4_K_M.gguf"
+    model.symlink_to(four)
+    (home / "mmproj-F32.gguf").write_bytes(bytes(16 * MIB))
+    (home / "mmproj-F16.gguf").write_bytes(bytes(8 * MIB))
+    blind = planner(ledger).plan(turbo(model))
+    seeing = planner(ledger).plan(turbo(model, text_only=False))
+    assert blind.projector is None
+    assert "--no-mmproj" in server_argv(Path("s"), blind, Path("x"))
+    assert seeing.projector == home / "mmproj-F16.gguf"
+    argv = server_argv(Path("s"), seeing, Path("x"))
+    assert argv[argv.index("--mmproj") + 1] == str(seeing.projector)
+    assert seeing.bill is not None
+    assert seeing.bill.parts["CUDA0"]["projector"] == 10 * MIB
+    chosen = planner(ledger).plan(turbo(model, text_only=False, extra_args=("--mmproj", str(home / "mmproj-F32.gguf"))))
+    assert chosen.projector is None, "the profile names its own"
+
+
+def test_a_model_in_shards_is_planned_as_a_whole(tmp_path: Path, ledger: Ledger) -> None:
+    small = shapes.llama(kind="F32")
+    whole = write(tmp_path / "whole.gguf", small, seed=1)
+    first, second = write_shards(tmp_path / "split.gguf", small, seed=1)
+    bills = [planner(ledger).plan(turbo(path, speculation="none")).bill for path in (whole, first)]
+    assert bills[0] is not None
+    assert bills[1] is not None
+    assert bills[0].parts == bills[1].parts
+    with pytest.raises(BadModel, match="not called like the first"):
+        planner(ledger).plan(turbo(second))
+    second.unlink()
+    with pytest.raises(BadModel, match="cannot read"):
+        planner(ledger).plan(turbo(first))
 
 
 def garra(*words: str) -> subprocess.CompletedProcess[str]:
