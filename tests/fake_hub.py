@@ -45,6 +45,8 @@ class Repo:
     """Who may read it; None: everybody."""
     info: dict[str, Any] = field(default_factory=dict)
     """Laid over what the API says."""
+    raw: bytes | None = None
+    """What the API says instead."""
     plain: tuple[str, ...] = ()
     """Files that are no large files: git's hash only."""
     api_faults: list[str] = field(default_factory=list)
@@ -141,6 +143,8 @@ class FakeHub:
             return web.Response(status=429, headers={"Retry-After": "1"})
         if fault == "api-cut":
             return self._torn(request)
+        if repo.raw is not None:
+            return web.Response(body=repo.raw, content_type="application/json")
         siblings = []
         for path, content in repo.files.items():
             entry: dict[str, Any] = {"rfilename": path, "size": len(content)}

@@ -62,7 +62,13 @@ def test_a_real_answer_from_every_store(stores: dict[str, str], tmp_path: Path, 
         assert all(one["usable"] for one in found)
         garra.up("from_ollama")
         for name in stores:
-            asked = {"model": name, "max_tokens": 8, "temperature": 0, "messages": [{"role": "user", "content": "Hi!"}]}
+            asked = {
+                "model": name,
+                "max_tokens": 24,
+                "ignore_eos": True,
+                "temperature": 0,
+                "messages": [{"role": "user", "content": "Hi!"}],
+            }
             reply = httpx.post(f"{garra.url}/v1/chat/completions", json=asked, timeout=60)
             assert reply.status_code == 200, reply.text
             assert reply.json()["choices"][0]["message"]["content"].strip()
@@ -73,6 +79,7 @@ def test_a_real_answer_from_every_store(stores: dict[str, str], tmp_path: Path, 
             return told
 
         eventually(lambda: shown()["used"] and shown()["ram_bytes"] > 50 << 20)
+        eventually(lambda: (shown()["decode_tok_s"] or 0) > 1)
         assert shown()["profiles"] == ["from_ollama"]
     finally:
         garra.close()

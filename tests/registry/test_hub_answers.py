@@ -112,6 +112,23 @@ def test_answers_that_make_no_sense_are_errors_and_no_more(hub: FakeHub, info: d
     assert "a bug in garra" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"null", b"5", b"[]", b"{}", b"[" * 200_000, b'{"a":' * 100_000, b"<html>", b'{"siblings": ',
+        b'"' + b"x" * (40 << 20),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_answers_that_are_not_the_apis_are_errors_and_no_more(hub: FakeHub, raw: bytes) -> None:
+    hub.repos["o/r"] = Repo({"M-Q8_0.gguf": gguf_bytes()}, raw=raw)
+    done = garra("models", "pull", "hf:o/r:Q8_0")
+    assert done.returncode in (4, 9)
+    assert len(done.stderr) < 1000
+    assert "Traceback" not in done.stderr
+    assert "a bug in garra" not in done.stderr
+
+
 def test_a_licence_and_a_publisher_are_recorded(hub: FakeHub) -> None:
     info = {"cardData": {"license": "apache-2.0", "base_model": ["Qwen/Qwen3.5-4B"]}}
     hub.repos["o/r"] = Repo({"M-Q8_0.gguf": gguf_bytes(), "mmproj-F16.gguf": gguf_bytes(1)}, info=info)
