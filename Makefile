@@ -71,6 +71,7 @@ bench: .venv/dev.stamp setup
 	$(BIN)/python benchmarks/proxy_overhead.py
 	$(BIN)/python benchmarks/swap_thrash.py
 	$(BIN)/python benchmarks/hundred_clients.py
+	$(BIN)/python benchmarks/download_beside.py
 
 lock: .venv/bin/python
 	$(BIN)/python -m pip install --quiet uv

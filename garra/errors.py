@@ -219,5 +219,11 @@ def of_code(code: str, what: str, fix: str | None = None) -> GarraError:
     return error
 
 
+def brief(error: Exception) -> str:
+    """The first line of what a library's error says, for a message of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
 def _family(kind: type[GarraError]) -> list[type[GarraError]]:
     return [kind, *(member for child in kind.__subclasses__() for member in _family(child))]

@@ -75,6 +75,7 @@ LEVELS = {
     "registry.courier": EDGE,
     "registry.disk": EDGE,
     "registry.fetch": EDGE,
+    "registry.hashing": EDGE,
     "registry.hub": EDGE,
     "registry.hubcache": EDGE,
     "registry.ollama": EDGE,

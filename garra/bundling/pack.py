@@ -20,7 +20,7 @@ from garra.engine import build as builds
 from garra.engine import source
 from garra.engine import store as engines
 from garra.errors import ConfigError, DownloadFailed, ModelNotPresent
-from garra.registry import disk, gguf, hubcache, names, store
+from garra.registry import disk, gguf, hubcache, store
 from garra.registry.catalog import Catalog
 from garra.registry.source import HubSource, parse_source
 from garra.spec import EngineBuild, Profile
@@ -89,7 +89,7 @@ def _model(profile: Profile, number: int, members: dict[str, Path]) -> PackedMod
     if found is None:
         raise ModelNotPresent(f"the model of {profile.name} is not on this machine", fix=f"garra pull {profile.name}")
     where = parse_source(profile.model)
-    files = hubcache.find(where) if isinstance(where, HubSource) else _shards(found)
+    files = hubcache.find(where) if isinstance(where, HubSource) else list(gguf.shards(found))
     roles = ["model"] * len(files)
     seen = store.projector(profile.model) if not profile.text_only else None
     if seen is not None:
@@ -108,12 +108,6 @@ def _model(profile: Profile, number: int, members: dict[str, Path]) -> PackedMod
         profile.name, profile.model, tuple(packed), tuple(roles), commit, tuple(inside), _own_table(profile.name),
         _record(profile, found),
     )  # fmt: skip
-
-
-def _shards(first: Path) -> list[Path]:
-    count = gguf.read(first).number("split.count", 1)
-    others = [first.with_name(names.shard_name(first.name, number)) for number in range(2, count + 1)]
-    return [first, *others]
 
 
 def _own_table(profile: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def import_models(
             usable = [_copied(artifact) for artifact in usable]
         with opened_catalog() as catalog:
             for artifact in usable:
-                known = catalog.get(artifact.ref)
+                known = catalog.get(artifact.ref) or catalog.get(artifact.path)
                 if known is None or known.path != artifact.path:  # what is known of the same file is known better
                     catalog.keep(artifact)
     if as_json:

@@ -34,9 +34,24 @@ def opened_catalog() -> Iterator[Catalog]:
 
     store = Store(paths.state_db())
     try:
-        yield Catalog(store)
+        catalog = Catalog(store)
+        _take_down_profiles(catalog)
+        yield catalog
     finally:
         store.close()
+
+
+def _take_down_profiles(catalog: Catalog) -> None:
+    """What a profile names and is here belongs into the catalog, whoever brought it."""
+    from garra import config as layers
+    from garra.registry import store, stores
+
+    for profile in layers.load().profiles.values():
+        path = store.locate(profile.model)
+        if path is not None and catalog.get(str(path)) is None:
+            looked = stores.adopt(profile.model, path)
+            if looked.artifact is not None:
+                catalog.keep(looked.artifact)
 
 
 @app.command("list")

@@ -152,6 +152,11 @@ class Catalog:
 
         self._store.run(write).result()
 
+    def proved(self, sha256: str) -> bool:
+        """Whether some file was found to have this hash before."""
+        statement = "SELECT 1 FROM files WHERE sha256 = ? AND checked IS NOT NULL LIMIT 1"
+        return self._store.run(lambda db: db.execute(statement, (sha256,)).fetchone()).result() is not None
+
     def used(self, path: str, vram_bytes: int, ram_bytes: int) -> None:
         """An engine is ready with this file and holds so much."""
         self._note("UPDATE artifacts SET used = ?, vram_bytes = ?, ram_bytes = ? WHERE path = ?", now(), vram_bytes,

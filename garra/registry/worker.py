@@ -32,6 +32,7 @@ from typing import Any
 
 from garra import paths
 from garra.errors import ConfigError, GarraError, Stopped
+from garra.registry import hashing
 from garra.registry.catalog import Catalog
 from garra.registry.names import Variant, quant_of, variants
 from garra.registry.source import HubSource, parse_source
@@ -39,6 +40,7 @@ from garra.spec import MIB
 from garra.store import Store
 
 _TELL_EVERY_S = 0.2
+_TELL_EVERY_BYTES = 64 * MIB
 _SEARCHERS = 4
 _MOST_MEMORY = 4096 * MIB
 """Of address space: a hub's answer of any size is an error, not a machine that swaps."""
@@ -165,20 +167,20 @@ class Worker:
 
     def _hash(self, job: Job, stop: threading.Event) -> Any:
         """Path -> sha256, None where it cannot be read."""
-        number, done = str(job["id"]), 0
+        done = 0
+
+        def moved(n_bytes: int) -> None:
+            nonlocal done
+            done += n_bytes
+            if stop.is_set():
+                raise Stopped("it was stopped")
+            if done // _TELL_EVERY_BYTES != (done - n_bytes) // _TELL_EVERY_BYTES:
+                self._tell(str(job["id"]), "progress", state="hashing", file=path, done_bytes=done)
+
         hashes: dict[str, str | None] = {}
         for path in job["paths"]:
-            digest = hashlib.sha256()
             try:
-                with Path(path).open("rb") as file:
-                    while chunk := file.read(4 * MIB):
-                        if stop.is_set():
-                            raise Stopped("it was stopped")
-                        digest.update(chunk)
-                        done += len(chunk)
-                        if done // (64 * MIB) != (done - len(chunk)) // (64 * MIB):
-                            self._tell(number, "progress", state="hashing", file=path, done_bytes=done)
-                hashes[path] = digest.hexdigest()
+                hashes[path] = hashing.of_file(Path(path), hashlib.sha256(), moved)
             except OSError:
                 hashes[path] = None
         return hashes

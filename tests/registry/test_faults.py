@@ -12,7 +12,7 @@ import pytest
 from garra.errors import GarraError
 from garra.registry.courier import Courier
 from tests.fake_hub import API_FAULTS, DEADLY, FILE_FAULTS, FakeHub, Repo
-from tests.registry.conftest import gguf_bytes, visible
+from tests.registry.conftest import cache, gguf_bytes, visible
 
 N_DOWNLOADS, N_AT_ONCE = 100, 4
 HARMLESS = {"cut", "reset", "503", "429", "resolve-503", "stall", "slow"}
@@ -103,6 +103,20 @@ def test_a_verified_file_with_a_broken_header_is_not_published(hub: FakeHub) -> 
     with Courier() as courier, pytest.raises(GarraError, match=r"offers a broken M-Q8_0\.gguf"):
         courier.ask("pull", ref="hf:o/r:Q8_0")
     assert visible() == []
+
+
+def test_what_another_program_downloaded_is_hashed_before_it_counts(hub: FakeHub) -> None:
+    content = gguf_bytes(4)
+    hub.repos["o/r"] = Repo({"M-Q8_0.gguf": content})
+    blob = cache() / "models--o--r" / "blobs" / hashlib.sha256(content).hexdigest()
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(content[:-1] + b"?")
+    with Courier() as courier:
+        with pytest.raises(GarraError, match="does not have the hash it is called after"):
+            courier.ask("pull", ref="hf:o/r:Q8_0")
+        blob.write_bytes(content)
+        assert Path(courier.ask("pull", ref="hf:o/r:Q8_0")["path"]).read_bytes() == content
+    assert hub.sent == {}, "nothing was fetched"
 
 
 def test_many_who_ask_for_one_artifact_get_one_download(hub: FakeHub) -> None:

@@ -179,6 +179,24 @@ def test_a_copy_stays_when_theirs_goes(home: Path, tmp_path: Path, monkeypatch: 
     assert not Path(one["path"]).exists()
 
 
+def test_what_a_profile_names_is_listed_whoever_brought_it(home: Path, tmp_path: Path) -> None:
+    projector = gguf_bytes(9)
+    snapshot = hub_cache(cache(), "owner/repo", {"M-Q4_K_M.gguf": gguf_bytes(3), "mmproj-F16.gguf": projector})
+    shards = tiny_gguf.write_shards(tmp_path / "big-Q8_0.gguf", shapes.llama(kind="F32"), seed=1)
+    ollama(home / ".ollama" / "models", "library/m", {"model": gguf_bytes(4)})
+    folder = Path(os.environ["XDG_CONFIG_HOME"]) / "garra"
+    folder.mkdir()
+    refs = {"a": "hf:owner/repo:q4_k_m", "b": f"file:{shards[0]}", "c": "ollama:m", "d": "file:/nowhere.gguf"}
+    (folder / "profiles.toml").write_text("".join(f'[profiles.{k}]\nmodel = "{v}"\n' for k, v in refs.items()))
+    listed = {tuple(one["profiles"]): one for one in garra_json("models", "list")}
+    assert listed[("a",)]["path"] == str(snapshot / "M-Q4_K_M.gguf")
+    assert [file["role"] for file in listed[("a",)]["files"]] == ["model", "projector"]
+    assert [file["path"] for file in listed[("b",)]["files"]] == [str(path) for path in shards]
+    assert listed[("c",)]["origin"] == "ollama"
+    assert ("d",) not in listed
+    assert garra_json("models", "show", "a")["ref"] == "hf:owner/repo:Q4_K_M"
+
+
 def test_damage_is_found(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine" / "x.gguf"
     path.parent.mkdir()
