@@ -96,9 +96,8 @@ def _model(profile: Profile, number: int, members: dict[str, Path]) -> PackedMod
         files, roles = [*files, seen], [*roles, "projector"]
     commit, inside = "", []
     if isinstance(where, HubSource):
-        parts = found.parts
-        at = len(parts) - 1 - parts[::-1].index("snapshots")
-        commit, inside = parts[at + 1], ["/".join(path.parts[at + 2 :]) for path in files]
+        snapshot = hubcache.snapshot_of(found)
+        commit, inside = snapshot.name, [str(path.relative_to(snapshot)) for path in files]
     packed = []
     for path in files:
         name = path.name if path.suffix == ".gguf" else f"{path.name[-16:]}.gguf"

@@ -157,6 +157,11 @@ def find(source: HubSource) -> list[Path]:
     return []
 
 
+def snapshot_of(path: Path) -> Path:
+    """The folder of the commit a file in the cache belongs to."""
+    return next(folder for folder in path.parents if folder.parent.name == "snapshots")
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

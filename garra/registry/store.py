@@ -36,9 +36,12 @@ def projector(model: str) -> Path | None:
     found = locate(model)
     if found is None:
         return None
-    here = [names.RemoteFile(path.name, 0) for path in sorted(found.parent.glob("*.gguf")) if path.is_file()]
+    home, pattern = found.parent, "*.gguf"
+    if isinstance(source, HubSource):  # a repository may keep it above its models
+        home, pattern = hubcache.snapshot_of(found), "**/*.gguf"
+    here = [names.RemoteFile(str(path.relative_to(home)), 0) for path in sorted(home.glob(pattern)) if path.is_file()]
     beside = names.projector_of(here)
-    return found.parent / beside.path if beside is not None else None
+    return home / beside.path if beside is not None else None
 
 
 def home_of(source: PypiSource) -> Path:

@@ -44,6 +44,8 @@ class _Partial:
         self.path = path
         self._file = file
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            path.unlink()  # nothing of ours: what it points to is not to be written
         self._out = path.open("ab")
         self.n_bytes = path.stat().st_size
         self.restarted = False

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_hub import FakeHub, Repo
+from tests.registry.conftest import gguf_bytes
 from tests.support import Garra
 
 pytestmark = [
@@ -106,3 +108,53 @@ def test_a_bundle_cannot_write_outside(bundle: Path, tmp_path: Path) -> None:
     done = there.run("bundle", "install", str(tmp_path / "text"))
     assert done.returncode == 4
     assert "is no bundle" in done.stderr
+
+
+def test_models_of_the_hub_and_of_folders_travel_with_their_profiles(demo_model: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "own-Q8_0.gguf"
+    mine.parent.mkdir()
+    mine.write_bytes(gguf_bytes(7))
+    profiles = f"""
+[profiles.seeing]
+model = "hf:o/r:q4_k_m"
+text_only = false
+sampling = {{ temperature = 0.5, top_k = 20 }}
+[profiles.mine]
+model = "file:{mine}"
+aliases = ["gpt-4o", "mini"]
+"""
+    with FakeHub() as hub:
+        files = {"sub/M-Q4_K_M.gguf": gguf_bytes(1), "mmproj-F16.gguf": gguf_bytes(2)}
+        hub.repos["o/r"] = Repo(files)
+        maker = Garra(data=None, **hub.environment()).configure(profiles)
+        assert maker.run("models", "pull", "hf:o/r:Q4_K_M").returncode == 0
+    out = tmp_path / "b.tar"
+    done = maker.run("bundle", "create", "seeing", "gpt-4o", "-o", str(out), "--engine", "installed", timeout=300)
+    maker.close()
+    assert done.returncode == 0, done.stderr
+    mine.unlink()
+    there = Garra(data=tmp_path / "data", HF_HUB_OFFLINE="1").configure(
+        'port = 8080\n\n[profiles.own]\nmodel = "hf:a/b:Q8_0"\n'
+    )
+    done = there.run("bundle", "install", str(out))
+    assert done.returncode == 0, done.stderr
+    listed = {
+        one["profiles"][0]: one for one in json.loads(there.run("models", "list", "--json").stdout) if one["profiles"]
+    }
+    assert set(listed) == {"seeing", "mine"}
+    assert [(file["role"], Path(file["path"]).read_bytes()) for file in listed["seeing"]["files"]] == [
+        ("model", gguf_bytes(1)),
+        ("projector", gguf_bytes(2)),
+    ]
+    assert (listed["seeing"]["ref"], listed["seeing"]["origin"]) == ("hf:o/r:Q4_K_M", "hub")
+    assert listed["seeing"]["revision"] == "c" * 40
+    assert Path(listed["mine"]["path"]).read_bytes() == gguf_bytes(7)
+    assert there.run("models", "verify").returncode == 0
+    shown = there.run("config", "show", "mine").stdout
+    assert "gpt-4o" in shown
+    assert there.run("config", "check").returncode == 0
+    again = there.run("bundle", "install", str(out))
+    assert again.returncode == 0
+    assert "has a profile seeing already: it was left as it is" in again.stderr
+    assert there.run("models", "rm", "seeing").returncode == 0
+    there.close()

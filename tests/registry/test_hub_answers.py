@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,27 @@ def sibling(sha256: str, size: Any) -> dict[str, Any]:
         "blobId": "x",
         "lfs": {"sha256": sha256, "size": 1, "pointerSize": 1},
     }
+
+
+def test_links_lead_nowhere(hub: FakeHub, tmp_path: Path) -> None:
+    """A repository may hold a symbolic link: the hub sends its target as the content. And the cache may hold one."""
+    hub.repos["o/r"] = Repo({"M-Q8_0.gguf": b"../../../../etc/passwd"}, plain=("M-Q8_0.gguf",))
+    done = garra("models", "pull", "hf:o/r:Q8_0")
+    assert done.returncode == 4
+    assert "M-Q8_0.gguf is no GGUF file" in done.stderr
+    assert visible() == []
+    content = gguf_bytes()
+    hub.repos["o/s"] = Repo({"M-Q8_0.gguf": content})
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"precious")
+    snapshot = cache() / "models--o--s" / "snapshots" / hub.repos["o/s"].commit / "M-Q8_0.gguf"
+    partial = cache() / "models--o--s" / "blobs" / f"{hashlib.sha256(content).hexdigest()}.garra-part"
+    for link in (snapshot, partial):
+        link.parent.mkdir(parents=True)
+        link.symlink_to(mine)
+    assert garra("models", "pull", "hf:o/s:Q8_0").returncode == 0
+    assert snapshot.read_bytes() == content
+    assert mine.read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize(
