@@ -6,10 +6,10 @@ import dataclasses
 import importlib.metadata
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -25,8 +25,6 @@ from garra.registry.catalog import Catalog
 from garra.registry.source import HubSource, parse_source
 from garra.spec import EngineBuild, Profile
 from garra.store import Store
-
-EngineKind = Literal["sources", "portable", "installed"]
 
 INSTALL = """#!/bin/sh
 # Installs garra and what came with it, without a network:  tar -xOf BUNDLE install.sh | sh -s BUNDLE [FOLDER]
@@ -51,9 +49,12 @@ echo "garra is $venv/bin/garra"
 
 
 def create(
-    profiles: Iterable[Profile], out: Path, engine: EngineKind, *, say: source.Say, on_bytes: OnBytes
+    profiles: Iterable[Profile], out: Path, engine: EngineBuild | None, *, say: source.Say, on_bytes: OnBytes
 ) -> Manifest:
-    """The bundle at `out`. Raises ModelNotPresent, DownloadFailed, BuildFailed, ConfigError."""
+    """The bundle at `out`; without an engine the pinned sources go with it.
+
+    Raises ModelNotPresent, DownloadFailed, ConfigError.
+    """
     models: list[PackedModel] = []
     members: dict[str, Path] = {}
     for number, profile in enumerate(profiles):
@@ -129,13 +130,12 @@ def _record(profile: Profile, path: Path) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(known).items() if key in kept} if known else {}
 
 
-def _engine(kind: EngineKind, members: dict[str, Path], say: source.Say) -> str:
+def _engine(build: EngineBuild | None, members: dict[str, Path], say: source.Say) -> str:
     """Adds the engine's files; what the manifest says of it."""
-    if kind == "sources":
+    if build is None:
         archive = source.fetch_sdist(source.load_pin(), say=say)
         members[f"engine/{archive.name}"] = archive
         return "sources"
-    build = _portable(say) if kind == "portable" else engines.current()
     if build.toolkit or build.library_path:
         raise ConfigError(
             f"{build.stamp} needs libraries outside its own folder", fix="--engine sources, or --engine portable"
@@ -146,14 +146,15 @@ def _engine(kind: EngineKind, members: dict[str, Path], say: source.Say) -> str:
     return build.stamp
 
 
-def _portable(say: source.Say) -> EngineBuild:
-    """An engine for any CPU of this kind, compiled if need be; the one in use stays in use."""
-    before = engines.find_current()
+def portable_engine(compile_: Callable[[builds.BuildPlan], object]) -> EngineBuild:
+    """An engine for any CPU of this kind, compiled if need be; the one in use stays in use. Raises BuildFailed."""
+    before, by_choice = engines.find_current(), engines.chosen()
     plan = builds.plan_build(backend="cpu", mode="portable")
-    say("compiling a portable engine" if engines.read(plan.target) is None else f"the portable engine is {plan.stamp}")
-    made = builds.build(plan, on_step=lambda done, total, what: None, say=say)
+    compile_(plan)
     if before is not None:
-        engines.switch_to(before, by_choice=engines.chosen())
+        engines.switch_to(before, by_choice=by_choice)
+    made = engines.read(plan.target)
+    assert made is not None
     return made
 
 
@@ -166,7 +167,7 @@ def _wheels(folder: Path) -> list[Path]:
             raise DownloadFailed(f"cannot make garra's own wheel: {reason}", fix="pip install hatchling")
     else:
         pinned.append(f"garra=={__version__}")
-    reason = package_index.download(["--only-binary=:all:", *pinned], folder, show=True)
+    reason = package_index.download(["--only-binary=:all:", *pinned], folder, show=False)
     if reason is not None:
         raise DownloadFailed(f"cannot gather the wheels: {reason}", fix="check the network or pip's index settings")
     return sorted(folder.glob("*.whl"))

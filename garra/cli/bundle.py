@@ -40,16 +40,22 @@ def create(
     """
     from garra import config as layers
     from garra.bundling import pack
+    from garra.cli.engine import build_with_bar
     from garra.cli.progress import DownloadBar
     from garra.cli.serve import say
+    from garra.engine import store as engines
 
     config = layers.load()
     chosen = list({config.profile(name).name: config.profile(name) for name in profiles}.values())
+    build = engines.current() if engine is EngineName.installed else None
+    if engine is EngineName.portable:
+        build = pack.portable_engine(build_with_bar)
     with DownloadBar("packing") as bar:
-        made = pack.create(
-            chosen, output, engine.value, say=say,
-            on_bytes=lambda name, done: bar.show({"state": "packing", "file": name, "done_bytes": done}),
-        )  # fmt: skip
+
+        def show(name: str, done: int) -> None:
+            bar.show({"state": "packing", "file": name, "done_bytes": done})
+
+        made = pack.create(chosen, output, build, say=say, on_bytes=show)
     if as_json:
         print_json({"file": str(output), "bytes": made.n_bytes, "platform": made.platform, "python": made.python,
                     "engine": made.engine, "profiles": [model.profile for model in made.models]})  # fmt: skip

@@ -80,7 +80,7 @@ def build(
     if clean:
         shutil.rmtree(plan.work, ignore_errors=True)
         shutil.rmtree(plan.target, ignore_errors=True)
-    _build_with_bar(plan)
+    build_with_bar(plan)
     renew()
     if remove_compiler and plan.recipe.cuda is not None:
         say(f"removed {toolkit.strip(plan.recipe.cuda) / 1e6:.0f} MB of compiler; the libraries stay")
@@ -219,7 +219,7 @@ def build_if_missing(say: Callable[[str], None], *, prebuilt: bool = False) -> b
     minutes = "half an hour on two cores, minutes on many" if plan.recipe.backend == "cuda" else "about 5 minutes"
     say(f"there is no engine of the pinned build yet: it is compiled now, once, in {minutes}{offer}")
     say(f"backend {plan.recipe.backend}: {plan.reason}")
-    _build_with_bar(plan)
+    build_with_bar(plan)
     return False
 
 
@@ -240,7 +240,8 @@ def _have_pinned() -> bool:
     return fresh or store.chosen() or build.origin == "own sources"
 
 
-def _build_with_bar(plan: BuildPlan) -> None:
+def build_with_bar(plan: BuildPlan) -> None:
+    """Compile, with a progress bar; at once where this engine exists."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
