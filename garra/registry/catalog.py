@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from garra.errors import ConfigError
 from garra.registry.header import Header
 from garra.registry.names import quant_of
 from garra.registry.template import findings
@@ -155,7 +156,10 @@ class Catalog:
     def proved(self, sha256: str) -> bool:
         """Whether some file was found to have this hash before."""
         statement = "SELECT 1 FROM files WHERE sha256 = ? AND checked IS NOT NULL LIMIT 1"
-        return self._store.run(lambda db: db.execute(statement, (sha256,)).fetchone()).result() is not None
+        try:
+            return self._store.run(lambda db: db.execute(statement, (sha256,)).fetchone()).result() is not None
+        except (sqlite3.Error, ConfigError):
+            return False
 
     def used(self, path: str, vram_bytes: int, ram_bytes: int) -> None:
         """An engine is ready with this file and holds so much."""

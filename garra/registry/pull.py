@@ -5,7 +5,9 @@ Blocking: for the worker's threads.
 
 from __future__ import annotations
 
+import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from garra.errors import BadModel, Refused, Stopped
+from garra.errors import BadModel, ConfigError, Refused, Stopped
 from garra.registry import disk, gguf, hashing, names
 from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
 from garra.registry.header import Header
@@ -22,6 +24,8 @@ from garra.registry.hubcache import RepoCache
 from garra.registry.names import RemoteFile, Variant
 from garra.registry.source import HubSource
 from garra.spec import MIB
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES = (8 * MIB, 64 * MIB)
 """What is read of a file for its header: the second where the first was not enough."""
@@ -89,8 +93,11 @@ class Puller:
         What is read for them is kept: the download goes on from there.
         """
         home = folder / self._choice.model.files[0].blob
-        home.mkdir(parents=True, exist_ok=True)
-        found = [self._head(file, home / PurePosixPath(file.path).name) for file in self._choice.model.files]
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            found = [self._head(file, home / PurePosixPath(file.path).name) for file in self._choice.model.files]
+        except OSError as error:
+            raise disk.refused(error, home, HEAD_BYTES[0]) from None
         return found[0]
 
     def _head(self, file: RemoteFile, target: Path) -> Path:
@@ -132,7 +139,7 @@ class Puller:
                 self._bring(file, catalog)
             header = self._look_into()
             artifact = self._artifact(header)
-            catalog.keep(artifact)  # first: who is killed in between has a model to pull again, not one nobody knows
+            self._take_down(artifact, catalog)  # first: who is killed in between has a model to pull again
             self._cache.publish(self._repo.commit, self._choice.files)
         except OSError as error:
             raise disk.refused(error, self._cache.root, self._cache.missing_bytes(self._files)) from None
@@ -232,6 +239,13 @@ class Puller:
             facts=facts,
             warnings=warnings_of(header),
         )
+
+    def _take_down(self, artifact: Artifact, catalog: Catalog) -> None:
+        """Into the catalog; where that cannot be written, the model is here all the same."""
+        try:
+            catalog.keep(artifact)
+        except (sqlite3.Error, ConfigError) as error:
+            log.warning("%s is not in the catalog: %s", artifact.ref, error)
 
     def _counter(self, file: RemoteFile) -> Callable[[int], None]:
         total = sum(one.n_bytes for one in self._files)

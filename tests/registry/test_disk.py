@@ -34,6 +34,14 @@ cmp "$MODEL" "$(find "$HF_HOME" -path '*snapshots*' -name '*.gguf')" && echo "th
 """
 
 
+STATE_FULL = """
+mount -t tmpfs -o size=64k none "$XDG_STATE_HOME"
+dd if=/dev/zero of="$XDG_STATE_HOME/filler" bs=4k 2>/dev/null
+{garra} models pull hf:o/r:Q8_0; echo "ended $?"
+find "$HF_HOME" -path '*snapshots*' -name '*.gguf' | wc -l
+"""
+
+
 def in_a_namespace(script: str, home: Path, **environment: str) -> str:
     """What the script says, run where its mounts are seen by nobody else."""
     home.mkdir()
@@ -72,3 +80,11 @@ def test_a_disk_that_fills_up_keeps_what_came(hub: FakeHub, tmp_path: Path) -> N
     assert "the same" in said
     assert "Traceback" not in said
     assert hub.sent["M-Q8_0.gguf"][-1][0] > 2_000_000, "the second one went on where the first had stopped"
+
+
+def test_a_catalog_that_cannot_be_written_costs_no_model(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos["o/r"] = Repo({"M-Q8_0.gguf": gguf_bytes(1)})
+    said = in_a_namespace(STATE_FULL, tmp_path / "hf")
+    assert "Traceback" not in said
+    assert "a bug in garra" not in said
+    assert "ended 0\n1" in said, said
