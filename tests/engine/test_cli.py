@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from garra.engine import smoke
 from garra.engine.source import load_pin
 from tests.support import Garra, alive, eventually
 
@@ -168,14 +170,21 @@ def test_a_wrong_checksum_installs_nothing(garra: Garra, tmp_path: Path) -> None
 
 
 def test_a_right_checksum_does(garra: Garra, tmp_path: Path) -> None:
-    import hashlib
-
-    content = b"GGUF and more"
+    content = smoke.write_noise_model(tmp_path / "noise.gguf").read_bytes()
     models = index_of(garra, tmp_path, content, hashlib.sha256(content).hexdigest())
     done = garra.run("pull", "demo")
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == content
     assert [path.name for path in models.rglob("*") if path.is_file()] == ["m.gguf"]
+
+
+def test_a_checksum_does_not_make_a_model(garra: Garra, tmp_path: Path) -> None:
+    content = b"GGUF and more"
+    models = index_of(garra, tmp_path, content, hashlib.sha256(content).hexdigest())
+    done = garra.run("pull", "demo")
+    assert done.returncode == 4
+    assert "GGUF version" in done.stderr
+    assert [path for path in models.rglob("*") if path.is_file()] == []
 
 
 def test_an_index_without_the_package_is_one_line(garra: Garra, tmp_path: Path) -> None:
