@@ -176,8 +176,8 @@ def test_what_a_load_really_took_counts_from_then_on(stubbed: Make, driver: Stub
 
 @pytest.fixture
 def tight(demo_model: Path, tmp_path: Path) -> Iterator[Garra]:
-    """The real engine in a wrapper that lets it have 850 MB of address space: it takes 1025 with an f16 cache, 680 with a
-    q8_0 one (measured). One arena: else each of its threads may reserve 64 MB more, or not."""
+    """The real engine in a wrapper that lets it have 850 MB of address space: it takes 1025 with an f16 cache, 680 with
+    a q8_0 one (measured). One arena: else each of its threads may reserve 64 MB more, or not."""
     real = store.current()
     folder = tmp_path / "garra" / "engines" / "tight"
     (folder / "bin").mkdir(parents=True)
