@@ -13,8 +13,8 @@ from garra.spec import MIB
 
 CHUNK = 4 * MIB
 _SLICE = 8 * 1024
-"""Hashed at once before others may have the core. Measured on two, at 400 Mbit/s: the proxy's latency per chunk at p95 was
-1.8x of a quiet machine's without this, 1.2x with it, and 1.1x where the same bytes were only received."""
+"""Hashed at once before others may have the core. Measured on two, at 400 Mbit/s: the proxy's latency per chunk at p95
+was 1.8x of a quiet machine's without this, 1.2x with it, and 1.1x where the same bytes were only received."""
 
 
 class Digest(Protocol):
