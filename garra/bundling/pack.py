@@ -148,10 +148,12 @@ def _engine(build: EngineBuild | None, members: dict[str, Path], say: source.Say
 
 def portable_engine(compile_: Callable[[builds.BuildPlan], object]) -> EngineBuild:
     """An engine for any CPU of this kind, compiled if need be; the one in use stays in use. Raises BuildFailed."""
-    before, by_choice = engines.find_current(), engines.chosen()
+    earlier, before, by_choice = engines.previous(), engines.find_current(), engines.chosen()
     plan = builds.plan_build(backend="cpu", mode="portable")
     compile_(plan)
     if before is not None:
+        if earlier is not None:
+            engines.switch_to(earlier)  # so that a rollback leads where it led
         engines.switch_to(before, by_choice=by_choice)
     made = engines.read(plan.target)
     assert made is not None
