@@ -12,6 +12,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
+import signal
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -230,9 +232,9 @@ class Jobs:
             async for line in process.stdout:
                 self._hear(json.loads(line))
         self._close_stdin()
-        if process.returncode is None:
+        if process.returncode is None and not process.stdout.at_eof():
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)  # not `process.kill`: that may take the exit status for itself
         status = await process.wait()
         self._process = None
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
