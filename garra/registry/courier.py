@@ -67,7 +67,9 @@ class Courier:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()) if deadline is not None else None)
             except queue.Empty:
                 self._process.kill()
-                raise DownloadFailed(f"no answer within {limit_s:g} s", fix="check the network") from None
+                raise DownloadFailed(
+                    f"the model hub gave no answer within {limit_s:g} s", fix="check the network"
+                ) from None
             if not line:
                 raise DownloadFailed(
                     f"the download process ended ({_how(self._process.wait())})",

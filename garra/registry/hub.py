@@ -111,7 +111,7 @@ class Hub:
     def transfer(self) -> Transfer:
         """What reads files from this hub. Raises DownloadFailed in offline mode."""
         if constants.is_offline_mode():
-            raise _offline("a file")
+            raise _offline("a file of it")
         return Transfer(self._headers, self.endpoint, self._stop, stall_s=_patience_s())
 
     def _ask(self, repo: str | None, call: Callable[[], T]) -> T:
@@ -121,7 +121,7 @@ class Hub:
             try:
                 return call()
             except errors.OfflineModeIsEnabled:
-                raise _offline(repo or "the search") from None
+                raise _offline(repo) from None
             except (_HTTP_ERROR, OSError) as error:
                 answered = getattr(error, "response", None) is not None
                 n_answers, n_silences = n_answers + answered, n_silences + (not answered)
@@ -178,15 +178,19 @@ def _told(error: Exception, repo: str | None, endpoint: str) -> GarraError:
         )
     if status:
         return DownloadFailed(f"the hub answers with {status}, asked for {what}", fix="try again later")
+    network = "check the network (HF_ENDPOINT, HF_TOKEN, proxies)"
+    if repo is None:
+        return DownloadFailed(f"cannot reach the model hub: {brief(error)}", fix=network)
     return DownloadFailed(
-        f"cannot reach {what} on the model hub: {brief(error)}",
-        fix='check the network (HF_ENDPOINT, HF_TOKEN, proxies), or set model = "file:/path.gguf" in the profile',
+        f"cannot reach {repo} on the model hub: {brief(error)}",
+        fix=f'{network}, or set model = "file:/path.gguf" in the profile',
     )
 
 
-def _offline(what: str) -> DownloadFailed:
+def _offline(repo: str | None) -> DownloadFailed:
+    lacking = f"{repo} is not on this machine" if repo is not None else "the model hub cannot be searched"
     return DownloadFailed(
-        f"{what} is not on this machine, and HF_HUB_OFFLINE is set: nothing is asked of the network",
+        f"{lacking}: HF_HUB_OFFLINE is set, and nothing is asked of the network",
         fix="unset HF_HUB_OFFLINE, or bring the model with a bundle: garra bundle --help",
     )
 
