@@ -34,8 +34,6 @@ def search(
         room = made.room_now()
     for repo in found:
         for model in repo["models"]:
-            part = f":{model['quant']}" if model["quant"] else f"/{model['file']}"
-            model["ref"] = f"hf:{repo['repo']}{part}"
             model["fit"] = fit(model["bytes"], room)
     if as_json:
         print_json(found)

@@ -99,7 +99,7 @@ class Worker:
                 repo = hub.repo(name)
             except GarraError:
                 return None  # gone, or gated off, between the two questions
-            offered = [_described(one) for one in variants(repo.files) if one.whole]
+            offered = [_described(name, one) for one in variants(repo.files) if one.whole]
             return {
                 "repo": name, "commit": repo.commit, "downloads": repo.downloads, "licence": repo.licence,
                 "gated": repo.gated, "base_model": repo.base_model, "models": offered,
@@ -195,9 +195,12 @@ def _headers() -> Path:
     return paths.cache_dir() / "headers"
 
 
-def _described(one: Variant) -> Job:
+def _described(repo: str, one: Variant) -> Job:
     path = one.files[0].path
-    return {"label": one.label, "file": path, "bytes": one.n_bytes, "shards": len(one.files), "quant": quant_of(path)}
+    quant = quant_of(path)
+    source = HubSource(repo, quant=quant) if quant else HubSource(repo, file=path)
+    told = {"label": one.label, "file": path, "bytes": one.n_bytes, "shards": len(one.files), "quant": quant}
+    return told | {"ref": source.ref}
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ def test_a_search_tells_sizes_and_fit(there: Garra) -> None:
     found = ask(there, "POST", "/registry/search", {"query": "r"}).json()["data"]
     assert found[0]["repo"] == "o/r"
     assert found[0]["models"][0]["quant"] == "Q8_0"
+    assert found[0]["models"][0]["ref"] == REF
     assert found[0]["models"][0]["fit"] in ("GPU", "GPU+CPU", "CPU", "no")
     assert found[0]["licence"] == "apache-2.0"
 
