@@ -20,11 +20,9 @@ from garra.engine import build as builds
 from garra.engine import source
 from garra.engine import store as engines
 from garra.errors import ConfigError, DownloadFailed, ModelNotPresent
-from garra.registry import disk, gguf, hubcache, store
-from garra.registry.catalog import Catalog
+from garra.registry import catalog, disk, gguf, hubcache, store
 from garra.registry.source import HubSource, parse_source
 from garra.spec import EngineBuild, Profile
-from garra.store import Store
 
 INSTALL = """#!/bin/sh
 # Installs garra and what came with it, without a network:  tar -xOf BUNDLE install.sh | sh -s BUNDLE [FOLDER]
@@ -121,11 +119,8 @@ def _own_table(profile: str) -> dict[str, Any]:
 
 def _record(profile: Profile, path: Path) -> dict[str, Any]:
     """Publisher, licence and facts, where the catalog has them."""
-    opened = Store(paths.state_db())
-    try:
-        known = Catalog(opened).get(str(path))
-    finally:
-        opened.close()
+    with catalog.opened() as all_known:
+        known = all_known.get(str(path))
     kept = ("ref", "revision", "publisher", "licence", "base_model", "facts", "warnings")
     return {key: value for key, value in dataclasses.asdict(known).items() if key in kept} if known else {}
 

@@ -14,12 +14,12 @@ from garra.bundling.format import Manifest, OnBytes, PackedModel
 from garra.engine import smoke
 from garra.engine import store as engines
 from garra.errors import BadModel, Refused
+from garra.registry import catalog as catalogs
 from garra.registry import disk, gguf, store
 from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
 from garra.registry.hubcache import RepoCache
 from garra.registry.names import RemoteFile
 from garra.registry.source import HubSource, PypiSource, parse_source
-from garra.store import Store
 
 
 def install(bundle: Path, on_bytes: OnBytes) -> tuple[Manifest, list[str]]:
@@ -35,12 +35,9 @@ def install(bundle: Path, on_bytes: OnBytes) -> tuple[Manifest, list[str]]:
             try:
                 bundles.unpack(archive, manifest, Path(name), on_bytes, skip="wheels/")
                 _install_engine(manifest, Path(name) / "engine")
-                opened = Store(paths.state_db())
-                try:
+                with catalogs.opened() as catalog:
                     for model in manifest.models:
-                        notes += _install_model(model, manifest, Path(name), Catalog(opened))
-                finally:
-                    opened.close()
+                        notes += _install_model(model, manifest, Path(name), catalog)
             except OSError as error:
                 raise disk.refused(error, home, manifest.n_bytes) from None
     return manifest, notes

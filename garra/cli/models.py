@@ -28,17 +28,11 @@ RefArgument = Annotated[str, typer.Argument(metavar="REF", help="A model as `gar
 @contextmanager
 def opened_catalog() -> Iterator[Catalog]:
     """The catalog of this machine."""
-    from garra import paths
-    from garra.registry.catalog import Catalog
-    from garra.store import Store
+    from garra.registry import catalog
 
-    store = Store(paths.state_db())
-    try:
-        catalog = Catalog(store)
-        _take_down_profiles(catalog)
-        yield catalog
-    finally:
-        store.close()
+    with catalog.opened() as known:
+        _take_down_profiles(known)
+        yield known
 
 
 def _take_down_profiles(catalog: Catalog) -> None:

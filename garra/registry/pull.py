@@ -5,9 +5,7 @@ Blocking: for the worker's threads.
 
 from __future__ import annotations
 
-import logging
 import os
-import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from garra.errors import BadModel, ConfigError, Refused, Stopped
+from garra.errors import BadModel, Refused, Stopped
 from garra.registry import disk, gguf, hashing, names
 from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of, now, warnings_of
 from garra.registry.header import Header
@@ -24,8 +22,6 @@ from garra.registry.hubcache import RepoCache
 from garra.registry.names import RemoteFile, Variant
 from garra.registry.source import HubSource
 from garra.spec import MIB
-
-log = logging.getLogger(__name__)
 
 HEAD_BYTES = (8 * MIB, 64 * MIB)
 """What is read of a file for its header: the second where the first was not enough."""
@@ -139,7 +135,7 @@ class Puller:
                 self._bring(file, catalog)
             header = self._look_into()
             artifact = self._artifact(header)
-            self._take_down(artifact, catalog)  # first: who is killed in between has a model to pull again
+            catalog.keep_if_possible(artifact)  # first: who is killed in between has a model to pull again
             self._cache.publish(self._repo.commit, self._choice.files)
         except OSError as error:
             raise disk.refused(error, self._cache.root, self._cache.missing_bytes(self._files)) from None
@@ -239,13 +235,6 @@ class Puller:
             facts=facts,
             warnings=warnings_of(header),
         )
-
-    def _take_down(self, artifact: Artifact, catalog: Catalog) -> None:
-        """Into the catalog; where that cannot be written, the model is here all the same."""
-        try:
-            catalog.keep(artifact)
-        except (sqlite3.Error, ConfigError) as error:
-            log.warning("%s is not in the catalog: %s", artifact.ref, error)
 
     def _counter(self, file: RemoteFile) -> Callable[[int], None]:
         total = sum(one.n_bytes for one in self._files)
