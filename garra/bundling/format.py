@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import platform
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ FORMAT = 1
 MANIFEST = "bundle.json"
 _MOST_MANIFEST_BYTES = 16 * MIB
 _CHUNK = 4 * MIB
+_PROFILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_KEY = re.compile(r"[a-z0-9_]{1,60}")
 
 OnBytes = Callable[[str, int], None]
 """Called with a member's name and the bytes done of all members."""
@@ -151,9 +154,30 @@ def _manifest(archive: tarfile.TarFile, bundle: Path) -> Manifest:
         raise BadModel(f"{bundle} has an unusable {MANIFEST}: {error}", fix="copy it again") from None
     if manifest.format != FORMAT:
         raise Refused(f"{bundle} was made by another garra (format {manifest.format})", fix="update garra")
-    if not all(is_plain(name) and member.n_bytes >= 0 for name, member in manifest.files.items()):
-        raise Refused(f"{bundle} holds files whose names are no plain paths")
+    if not _is_sound(manifest):
+        raise Refused(f"{bundle} names files, commits or profiles that are none")
     return manifest
+
+
+def _is_sound(manifest: Manifest) -> bool:
+    """Whether nothing of what becomes a path or a line of TOML later on is a trick."""
+    files = manifest.files
+    return (
+        all(is_plain(name) and member.n_bytes >= 0 for name, member in files.items())
+        and is_plain(manifest.engine)
+        and "/" not in manifest.engine
+        and all(
+            _PROFILE.fullmatch(model.profile)
+            and re.fullmatch(r"[0-9a-f]{40}|", model.commit)
+            and model.members
+            and all(name in files for name in model.members)
+            and len(model.roles) == len(model.members)
+            and len(model.paths) == (len(model.members) if model.commit else 0)
+            and all(is_plain(path) for path in model.paths)
+            and all(_KEY.fullmatch(key) for key in model.table)
+            for model in manifest.models
+        )
+    )
 
 
 def unpack(archive: tarfile.TarFile, manifest: Manifest, into: Path, on_bytes: OnBytes, *, skip: str) -> None:

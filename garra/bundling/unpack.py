@@ -51,8 +51,8 @@ def _install_engine(manifest: Manifest, folder: Path) -> None:
             archive.replace(sources / archive.name)
         return
     build = engines.read(folder / manifest.engine)
-    if build is None:
-        raise BadModel("the bundle's engine has no manifest of its own", fix="make the bundle again")
+    if build is None or build.stamp != manifest.engine:
+        raise BadModel("the bundle's engine is not the one it names", fix="make the bundle again")
     target = paths.engines_dir() / build.stamp
     if engines.read(target) is None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,6 @@ def _install_model(model: PackedModel, manifest: Manifest, staged: Path, catalog
     """Puts one profile's model where its reference is looked up; notes for the person."""
     source = parse_source(model.ref)
     members = [(staged / name, manifest.files[name]) for name in model.members]
-    if not all(path.is_file() for path, _ in members):
-        return []  # another profile has the same files, and they are in place
     gguf.read(members[0][0])
     table = dict(model.table)
     match source:
