@@ -10,7 +10,7 @@ from garra.bill import Claim, Need, Place
 from garra.downloads import DownloadStatus
 from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
 from garra.tally import Tally
-from garra.traffic import Outcome, Usage, WaitNews, Wish
+from garra.traffic import Outcome, Usage, Waited, WaitNews, Wish
 
 
 class Timer(Protocol):
@@ -141,6 +141,9 @@ class Lease(Protocol):
 
     @property
     def socket(self) -> Path: ...
+
+    @property
+    def waited(self) -> Waited: ...
 
     def began(self) -> None:
         """The first byte of the answer came."""

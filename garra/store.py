@@ -44,6 +44,23 @@ MIGRATIONS: tuple[str, ...] = (
         n_bytes INTEGER NOT NULL, sha256 TEXT, checked TEXT, PRIMARY KEY (artifact, path)
     ) STRICT;
     """,
+    """
+    CREATE TABLE bench_runs (
+        id TEXT PRIMARY KEY, at TEXT NOT NULL, label TEXT NOT NULL, engine TEXT NOT NULL, model TEXT NOT NULL,
+        head TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE bench_samples (
+        id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES bench_runs (id) ON DELETE CASCADE, cell INTEGER NOT NULL,
+        raw TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX bench_samples_by_run ON bench_samples (run, id);
+    CREATE TABLE tunes (id TEXT PRIMARY KEY, profile TEXT NOT NULL, at TEXT NOT NULL, key TEXT NOT NULL,
+                        state TEXT NOT NULL) STRICT;
+    CREATE TABLE trials (
+        id INTEGER PRIMARY KEY, tune TEXT NOT NULL REFERENCES tunes (id) ON DELETE CASCADE, raw TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX trials_by_tune ON trials (tune, id);
+    """,
 )
 
 T = TypeVar("T")

@@ -51,6 +51,15 @@ class WaitNews:
     load_fraction: float | None = None
 
 
+class Waited(NamedTuple):
+    """What a request waited for before it had its slot, in seconds."""
+
+    queue_s: float = 0.0
+    """For its turn; the load not counted."""
+    load_s: float = 0.0
+    """For the engine to become READY."""
+
+
 class Usage(NamedTuple):
     """What an answer took, by the engine's own count."""
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import bundle, chat, config, doctor, engine, manage, models, plan, serve, status
+from garra.cli import bench, bundle, chat, config, doctor, engine, manage, models, plan, serve, status
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(engine.app, name="engine")
 app.add_typer(models.app, name="models")
 app.add_typer(bundle.app, name="bundle")
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from garra.proxy.route import fingerprint
 from garra.proxy.shapes import Api, EngineRefused, error_event, usage_of
 from garra.proxy.upstream import ClientStalled, Upstream, UpstreamGone, UpstreamPool
 from garra.proxy.wire import Framing, ResponseHead, WireError, frame
-from garra.traffic import Outcome
+from garra.traffic import Outcome, Waited
 
 # Hop by hop, or garra's own to say.
 _DROPPED = frozenset(
@@ -74,7 +74,16 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
         relayed = relayed_response(head.status, keep_alive=not closing)
         if sink is None:
             return relayed
-        first = b"" if call.begun else _head_bytes(head, chunked, closing) + _date()
+        timing = _server_timing(lease.waited)
+        if call.begun:
+            told = b": garra timing " + timing + b"\n\n"
+            first = frame(told) if chunked else told
+        else:
+            first = (
+                _head_bytes(head, chunked, closing)
+                + (b"Server-Timing: " + timing + b"\r\n" if timing else b"")
+                + _date()
+            )
         strip = head.framing is Framing.CHUNKED and not chunked
         try:
             ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
@@ -198,6 +207,13 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Unknown"
+
+
+def _server_timing(waited: Waited) -> bytes:
+    """The parts of the wait in milliseconds, as browsers and `garra bench` read them; empty for who did not wait."""
+    if not waited.queue_s and not waited.load_s:
+        return b""
+    return b"queue;dur=%.1f, load;dur=%.1f" % (waited.queue_s * 1e3, waited.load_s * 1e3)
 
 
 def _date() -> bytes:

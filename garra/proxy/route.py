@@ -11,8 +11,10 @@ from garra.errors import BadRequest
 from garra.proxy.shapes import Api
 from garra.traffic import ClientKey, Priority, Wish
 
-FORWARDED: Mapping[str, Api] = {api.value: api for api in Api}
-"""Paths the engine answers itself; bodies and answers pass unchanged."""
+COUNTING = ("/tokenize", "/detokenize", "/apply-template")
+"""The engine's own way to count tokens without computing them."""
+FORWARDED: Mapping[str, Api] = {api.value: api for api in Api} | dict.fromkeys(COUNTING, Api.CHAT)
+"""Paths the engine answers itself, with the API whose errors their clients know; bodies and answers pass unchanged."""
 _TOKEN_BYTES = 4.0
 _USUAL_ANSWER_TOKENS = 256.0
 _SHARE_LENGTH = 64

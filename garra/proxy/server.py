@@ -181,6 +181,7 @@ class ProxyServer:
             "status": {"value": _model_state(status, self._fleet.present(profile.name))},
             "context_length": status.slot_context,
             "slots": status.slots,
+            "engine": status.engine,
         }
 
 

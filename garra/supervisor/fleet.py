@@ -167,7 +167,8 @@ class EngineFleet:
             if ticket.granted is None:
                 await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
-                return RunnerLease(runner, runner.process.socket, ticket)
+                model = self._state.models[ticket.wish.profile]
+                return RunnerLease(runner, runner.process.socket, ticket, model.waited(ticket))
             self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
             await asyncio.sleep(0)  # the news of its death must get its turn
 

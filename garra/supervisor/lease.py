@@ -12,23 +12,25 @@ from garra.spec import ORDERLY
 from garra.supervisor.machine import Served
 from garra.supervisor.queue import Ticket
 from garra.supervisor.runner import Runner
-from garra.traffic import Outcome, Usage, WaitNews, Wish
+from garra.traffic import Outcome, Usage, Waited, WaitNews, Wish
 
 if TYPE_CHECKING:
     from garra.supervisor.fleet import EngineFleet
 
+_NOT_AT_ALL = Waited()
 _DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
 
 
 class RunnerLease:
     """The `Lease` port; what the request reports is read when it ends."""
 
-    __slots__ = ("_runner", "_ticket", "blamed", "outcome", "socket", "usage")
+    __slots__ = ("_runner", "_ticket", "blamed", "outcome", "socket", "usage", "waited")
 
-    def __init__(self, runner: Runner, socket: Path, ticket: Ticket) -> None:
+    def __init__(self, runner: Runner, socket: Path, ticket: Ticket, waited: Waited = _NOT_AT_ALL) -> None:
         self._runner = runner
         self._ticket = ticket
         self.socket = socket
+        self.waited = waited
         self.outcome: Outcome | None = None
         self.usage: Usage | None = None
         self.blamed: bytes | None = None

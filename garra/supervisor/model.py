@@ -8,7 +8,7 @@ from garra.bill import Claim, Need, Place
 from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
-from garra.traffic import Outcome, Priority
+from garra.traffic import Outcome, Priority, Waited
 
 DOWN = (Phase.COLD, Phase.FAILED)
 _LEAVING = (Phase.DRAINING, Phase.STOPPING, Phase.COLD, Phase.FAILED)
@@ -171,6 +171,12 @@ class Model:
         if tokens is not None:
             self.queue.shares.correct(ticket.wish, tokens)
             self.tally.tokens += tokens
+
+    def waited(self, ticket: Ticket) -> Waited:
+        """What a ticket that has its slot waited for."""
+        granted = ticket.granted if ticket.granted is not None else ticket.arrived
+        load_s = max(0.0, min(granted, self.since) - max(ticket.arrived, self.load_began))
+        return Waited(granted - ticket.arrived - load_s, load_s)
 
     def see(self, ticket: Ticket) -> None:
         """Remember who asks, to know whether the last slot must be kept for others."""

@@ -1,0 +1,1 @@
+"""Measuring: workloads, load, what came of it, and whether two results differ."""
