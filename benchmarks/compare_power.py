@@ -1,4 +1,4 @@
-"""Does `garra bench compare` call noise noise, and find a tenth? Pairs of short real runs, alike and with one slowed down.
+"""Does `garra bench compare` call noise noise, and find a tenth? Pairs of short real runs, alike and one slowed down.
 
 The slowdown is planted by a relay that hands every piece of an answer on when 1.1 times its own time has passed.
 
@@ -115,7 +115,7 @@ def main() -> int:
         "alike": dict(alike),
         "slowed": dict(planted),
     }
-    missed = [f"{name}: {result[name]} (target {target})" for name, target in TARGETS.items() if result[name] < target]  # type: ignore[operator]
+    missed = [f"{name}: {result[name]} (target {target})" for name, target in TARGETS.items() if result[name] < target]
     return conclude(result, missed, check=options.check)
 
 

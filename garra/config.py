@@ -13,122 +13,18 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from garra import paths, spec, traffic
-from garra.engine import argv
+from garra.config_tables import KeyTable, PriorityName, ProfileTable, SamplingTable
 from garra.errors import ConfigError, UnknownModel
-from garra.registry.source import parse_source
 
-CONTEXT_PRESETS: Mapping[str, int] = {"short": 4096, "medium": 16384, "long": 32768}
-MODE_SLOTS: Mapping[str, int] = {"low_latency": 2, "high_throughput": 8}
 DEFAULT_ORIGIN = "default"
-PriorityName = Literal["interactive", "normal", "batch"]
 _PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-
-
-class SamplingTable(BaseModel, extra="forbid"):
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = Field(None, gt=0)
-
-
-class ProfileTable(BaseModel, extra="forbid"):
-    """One `[profiles.NAME]` table. The field docs are in docs/profiles.md."""
-
-    model: str
-    description: str = ""
-    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    download_bytes: int | None = Field(None, gt=0)
-    context: Literal["short", "medium", "long"] | Annotated[int, Field(ge=256, le=10_000_000)] = "medium"
-    mode: spec.Mode = "low_latency"
-    slots: int | None = Field(None, ge=1, le=256)
-    batch: int = Field(512, ge=32, le=65536)
-    ubatch: int = Field(512, ge=32, le=65536)
-    threads: Literal["physical"] | Annotated[int, Field(ge=1, le=1024)] = "physical"
-    gpu_layers: Literal["all"] | Annotated[int, Field(ge=0, le=10_000)] = "all"
-    flash_attention: spec.OnOffAuto = "on"
-    cache_type_k: spec.KvType = "f16"
-    cache_type_v: spec.KvType = "f16"
-    cache_ram_mib: int = Field(512, ge=0)
-    unified_kv: bool = False
-    speculation: spec.Speculation = "none"
-    draft_depth: int = Field(2, ge=1, le=64)
-    reasoning: spec.OnOffAuto = "auto"
-    sampling: SamplingTable = SamplingTable.model_construct()
-    max_tokens: int | None = Field(None, ge=1)
-    text_only: bool = True
-    idle_ttl_s: float = Field(0, ge=0)
-    max_queue: int = Field(128, ge=1, le=100_000)
-    queue_timeout_s: float = Field(300, gt=0)
-    max_wait_s: float = Field(30, ge=0)
-    min_resident_s: float = Field(3, ge=0)
-    swap_batch: int = Field(32, ge=0)
-    stall_s: float = Field(30, ge=1)
-    memory_mib: int | None = Field(None, gt=0)
-    pin: bool = False
-    force: bool = False
-    load_timeout_s: float = Field(120, gt=0)
-    stop_grace_s: float = Field(10, gt=0)
-    aliases: list[str] = []
-    extra_args: list[str] = []
-
-    @field_validator("model")
-    @classmethod
-    def _model_is_a_source(cls, value: str) -> str:
-        try:
-            parse_source(value)
-        except ConfigError as error:
-            raise ValueError(f"{error.what}; {error.fix}") from None
-        return value
-
-    @field_validator("extra_args")
-    @classmethod
-    def _extra_args_leave_garras_flags_alone(cls, value: list[str]) -> list[str]:
-        owned = argv.owned_flags(value)
-        if owned:
-            raise ValueError(f"{', '.join(owned)} is set by garra itself; use the profile's own keys")
-        return value
-
-    @model_validator(mode="after")
-    def _values_agree(self) -> ProfileTable:
-        if self.ubatch > self.batch:
-            raise ValueError(f"ubatch {self.ubatch} is larger than batch {self.batch}")
-        if self.flash_attention == "off" and self.cache_type_v not in ("f16", "bf16", "f32"):
-            raise ValueError(f'cache_type_v = "{self.cache_type_v}" needs flash_attention = "on"')
-        return self
-
-    def to_spec(self, name: str) -> spec.Profile:
-        """The profile with presets resolved to numbers."""
-        plain = self.model_dump(
-            exclude={"context", "slots", "threads", "gpu_layers", "sampling", "aliases", "extra_args"}
-        )
-        return spec.Profile(
-            name=name,
-            context=CONTEXT_PRESETS[self.context] if isinstance(self.context, str) else self.context,
-            slots=self.slots or MODE_SLOTS[self.mode],
-            threads=None if self.threads == "physical" else self.threads,
-            gpu_layers=None if self.gpu_layers == "all" else self.gpu_layers,
-            sampling=spec.Sampling(**self.sampling.model_dump()),
-            aliases=tuple(self.aliases),
-            extra_args=tuple(self.extra_args),
-            **plain,
-        )
-
-
-class KeyTable(BaseModel, extra="forbid"):
-    """One `[keys.NAME]` table: a client with an account of its own."""
-
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of the key; the key itself stands nowhere."""
-    priority: PriorityName = "normal"
 
 
 class Settings(BaseSettings):

@@ -57,7 +57,7 @@ def beside(profile: Profile) -> planner.Beside:
     A projector takes its file and a part of it more while it works (the engine does not tell in advance).
     """
     projector = _file_of(profile, "-mm", "--mmproj") or projector_of(profile)
-    draft = _file_of(profile, "-md", "--model-draft")
+    draft = _file_of(profile, "-md", "--model-draft") or draft_of(profile)
     card = cards.of_header(gguf.read(draft)) if draft is not None else None
 
     def known(knobs: Knobs) -> Mapping[str, int]:
@@ -69,6 +69,13 @@ def beside(profile: Profile) -> planner.Beside:
         return parts
 
     return known
+
+
+def draft_of(profile: Profile) -> Path | None:
+    """The model that drafts for it, where it has one and that is here."""
+    if profile.speculation != "draft" or profile.draft_model is None:
+        return None
+    return models.locate(profile.draft_model)
 
 
 def projector_of(profile: Profile) -> Path | None:

@@ -73,6 +73,9 @@ class Planner:
         card, path = parts.card_of(profile)
         if path is None and present:
             raise parts.absent(profile)
+        draft = parts.draft_of(profile)
+        if profile.speculation == "draft" and draft is None and present:
+            raise parts.absent(profile)
         host, build = self._detect(), self._engine()
         if place is not None and place.gpu is not None:
             host = replace(host, gpus=tuple(one for one in host.gpus if one.index == place.gpu) or host.gpus)
@@ -86,7 +89,7 @@ class Planner:
             host,
             room,
             path or Path(f"{profile.name}.gguf"),
-            account=self._account(build, path, room),
+            account=self._account(build, path, room, draft),
             beside=parts.beside(profile),
             skip=before.rung if before is not None else 0,
             force=force or profile.force,
@@ -105,6 +108,7 @@ class Planner:
             made,
             notes=tuple(notes),
             projector=parts.projector_of(profile),
+            draft=draft,
             engine=build.stamp if build is not None else "",
         )
 
@@ -185,11 +189,14 @@ class Planner:
         """The same launch on the same memory: another profile, or another GPU, begins anew."""
         return _digest(repr(profile.engine_part()), room.gpu.name if room.gpu is not None else "cpu")
 
-    def _account(self, build: EngineBuild | None, path: Path | None, room: Room) -> planner.Account | None:
+    def _account(
+        self, build: EngineBuild | None, path: Path | None, room: Room, draft: Path | None
+    ) -> planner.Account | None:
         if build is None or path is None:
             return None
 
-        def account(plan: LaunchPlan) -> Bill | None:
+        def account(made: LaunchPlan) -> Bill | None:
+            plan = replace(made, draft=draft)
             seen = path.stat()
             words = server_argv(Path(accounting.TOOL), plan, Path("s.sock"))
             key = _digest(build.stamp, str(seen.st_size), str(seen.st_mtime_ns), *words)

@@ -145,8 +145,17 @@ class Lease(Protocol):
     @property
     def waited(self) -> Waited: ...
 
+    @property
+    def drafts(self) -> bool:
+        """False: this request is to go without drafts, so that they can be compared."""
+        ...
+
     def began(self) -> None:
         """The first byte of the answer came."""
+        ...
+
+    def shortened(self) -> None:
+        """The conversation lost its middle to fit."""
         ...
 
     def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:

@@ -13,7 +13,9 @@ from garra.bill import Bill, Claim
 MIB = 1024 * 1024
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-Speculation = Literal["none", "mtp", "ngram"]
+Speculation = Literal["none", "mtp", "ngram", "draft"]
+Ngram = Literal["mod", "map-k", "map-k4v", "simple", "cache"]
+Overflow = Literal["error", "truncate_middle"]
 Mode = Literal["low_latency", "high_throughput"]
 OnOffAuto = Literal["on", "off", "auto"]
 Backend = Literal["cpu", "cuda", "vulkan", "hip", "metal"]
@@ -97,6 +99,15 @@ class Profile:
     unified_kv: bool
     speculation: Speculation
     draft_depth: int
+    """Tokens a model drafts at a time."""
+    draft_model: str | None
+    """Reference of the model that drafts."""
+    ngram: Ngram
+    ngram_match: int | None
+    """Tokens that must have been seen before; None leaves the engine's own."""
+    ngram_draft: int | None
+    overflow: Overflow
+    """What becomes of a conversation that outgrows its slot."""
     reasoning: OnOffAuto
     text_only: bool
     idle_ttl_s: float
@@ -151,6 +162,7 @@ _ONLY_GARRAS: dict[str, Any] = {
     "swap_batch": 0,
     "stall_s": 0.0,
     "memory_mib": None,
+    "overflow": "error",
     "pin": False,
     "download_bytes": None,
 }
@@ -188,6 +200,8 @@ class LaunchPlan:
     """Snapshots per slot a model that cannot rewind may keep in host memory."""
     projector: Path | None = None
     """The file that lets the model see, loaded beside it."""
+    draft: Path | None = None
+    """The model that drafts."""
     bill: Bill | None = None
     """What it takes of each memory."""
     rung: int = 0
@@ -287,6 +301,8 @@ class EngineStatus:
     """Stamp of the build it runs on."""
     planned_mib: Claim = field(default_factory=dict)
     """What it was planned to take, by device."""
+    drafting: str = ""
+    """Whether speculation pays, where the profile has any, in words."""
     warnings: tuple[str, ...] = field(default=())
 
 

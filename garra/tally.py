@@ -52,6 +52,8 @@ class Tally:
     """Loads for which another model had to leave."""
     retries: int = 0
     """Requests asked once more because the engine died before it answered."""
+    truncated: int = 0
+    """Conversations that lost their middle to fit."""
     decode_tok_s: float | None = None
     """A moving average over answers of some length."""
     tokens: float = 0.0

@@ -69,6 +69,10 @@ class Usage(NamedTuple):
     prompt_ms: float
     decode_ms: float = 0.0
     """0 where the engine did not tell."""
+    n_cached: int = 0
+    """Prompt tokens that were there already."""
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def tokens(self) -> float:

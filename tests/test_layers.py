@@ -50,11 +50,13 @@ LEVELS = {
     "registry.template": PURE,
     "planner.plan": PURE,
     "proxy.guard": PURE,
+    "proxy.overflow": PURE,
     "proxy.route": PURE,
     "proxy.shapes": PURE,
     "proxy.wire": PURE,
     "registry.source": PURE,
     "supervisor.diagnose": PURE,
+    "supervisor.drafting": PURE,
     "supervisor.happenings": PURE,
     "supervisor.model": PURE,
     "supervisor.placement": PURE,
@@ -64,6 +66,7 @@ LEVELS = {
     "supervisor.stall": PURE,
     "supervisor.machine": PURE,
     "config": EDGE,
+    "config_tables": EDGE,
     "hardware": EDGE,
     "package_index": EDGE,
     "paths": EDGE,
@@ -131,7 +134,7 @@ IMPURE = frozenset(
 )
 # Heavy libraries and the only places that may import them.
 HOMES = {
-    "pydantic": ("config",),
+    "pydantic": ("config", "config_tables"),
     "pydantic_settings": ("config",),
     "aiohttp": (
         "app",

@@ -93,13 +93,14 @@ def _tell(seen: dict[str, Any], trusted: list[str]) -> None:
 def _show_fit(made: Any, seen: dict[str, Any], *, force: bool) -> None:
     """Say where the model would run with the usual settings. Raises DoesNotFit unless `force`."""
     from garra.cli.serve import say
-    from garra.config import CONTEXT_PRESETS, ProfileTable
+    from garra.config_tables import CONTEXT_PRESETS, ProfileTable
     from garra.registry import gguf
 
+    n_usual = CONTEXT_PRESETS["medium"].n_ctx
     try:
         header = gguf.read_model(Path(seen["header"]))
-        trained = header.number(f"{header.text('general.architecture')}.context_length") or CONTEXT_PRESETS["medium"]
-        table = {"model": f"file:{seen['header']}", "context": max(256, min(trained, CONTEXT_PRESETS["medium"]))}
+        trained = header.number(f"{header.text('general.architecture')}.context_length") or n_usual
+        table = {"model": f"file:{seen['header']}", "context": max(256, min(trained, n_usual))}
         usual = ProfileTable.model_validate(table).to_spec("it")  # as notes call it
         launch: LaunchPlan = made.plan(usual, whole=True)
     except DoesNotFit as error:

@@ -111,9 +111,14 @@ def pull(profile: Annotated[str, typer.Argument(help="The profile whose model to
 
 
 def bring(profile: Profile) -> Path:
-    """The profile's model file, downloaded with a progress bar if need be."""
+    """The profile's model file, downloaded with a progress bar if need be; the model that drafts for it, too."""
+    from dataclasses import replace
+
     from garra.cli.progress import DownloadBar
     from garra.registry import fetch, store
+
+    if profile.speculation == "draft" and profile.draft_model is not None:
+        bring(replace(profile, model=profile.draft_model, speculation="none", sha256=None, download_bytes=None))
 
     if store.locate(profile.model) is not None:
         return fetch.ensure(profile, say)

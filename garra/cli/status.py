@@ -111,7 +111,12 @@ def _print_table(rows: list[Report]) -> None:
     for row in rows:
         engine = row["engine"]
         rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
-        note = engine["detail"] or "; ".join(engine["warnings"]) or ("" if row["present"] else "not downloaded")
+        drafting = f"drafting {engine['drafting']}" if engine["drafting"] and engine["phase"] == "ready" else ""
+        note = (
+            engine["detail"]
+            or "; ".join([*engine["warnings"], *([drafting] if drafting else [])])
+            or ("" if row["present"] else "not downloaded")
+        )
         phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
         busy, waiting = engine["leases"] + engine["lingering"], engine["waiting"]
         numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))

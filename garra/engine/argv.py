@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from garra.spec import LaunchPlan
+from garra.spec import LaunchPlan, Profile
 
 ALL_LAYERS = 999
 """More layers than any model has: the engine clips it."""
@@ -97,9 +97,34 @@ def _speculation(plan: LaunchPlan) -> list[str]:
         case "mtp":
             return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(profile.draft_depth)]
         case "ngram":
-            return ["--spec-type", "ngram-mod"]
+            return ["--spec-type", f"ngram-{profile.ngram}", *_ngram_sizes(profile)]
+        case "draft":
+            layers = str(plan.gpu_layers)
+            words = ["--spec-type", "draft-simple", "-md", str(plan.draft), "-ngld", layers]
+            return [*words, "--spec-draft-n-max", str(profile.draft_depth)]
         case "none":
             return ["--spec-type", "none"]
+
+
+_NGRAM_SIZES = {
+    "mod": ("--spec-ngram-mod-n-match", "--spec-ngram-mod-n-max"),
+    "map-k": ("--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m"),
+    "map-k4v": ("--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m"),
+    "simple": ("--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"),
+}
+
+
+def _ngram_sizes(profile: Profile) -> list[str]:
+    """How much must match and how much is drafted, where that is given and the kind has such sizes."""
+    match, draft = _NGRAM_SIZES.get(profile.ngram, ("", ""))
+    words = []
+    if match and profile.ngram_match is not None:
+        words += [match, str(profile.ngram_match)]
+    if draft and profile.ngram_draft is not None:
+        words += [draft, str(profile.ngram_draft)]
+        if profile.ngram == "mod":  # its default minimum is longer than a short draft
+            words += ["--spec-ngram-mod-n-min", str(min(48, profile.ngram_draft // 2))]
+    return words
 
 
 def _sampling(plan: LaunchPlan) -> list[str]:
@@ -120,8 +145,8 @@ def needed_flags() -> list[str]:
     return (
         "--model --alias --host --offline -c -np -b -ub -t -tb --fit -ngl --device --n-cpu-moe -fa --cache-type-k "
         "--cache-type-v --cont-batching --cache-ram --ctx-checkpoints --kv-unified --no-kv-unified --spec-type "
-        "--spec-draft-n-max --jinja --reasoning --temp --top-p --top-k --min-p --presence-penalty --repeat-penalty -n "
-        "--no-mmproj --slots --metrics --no-ui --log-colors"
+        "--spec-draft-n-max -md -ngld --jinja --reasoning --temp --top-p --top-k --min-p --presence-penalty "
+        "--repeat-penalty -n --no-mmproj --slots --metrics --no-ui --log-colors"
     ).split()
 
 

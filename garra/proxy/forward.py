@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import functools
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
@@ -13,8 +14,9 @@ from aiohttp.abc import AbstractStreamWriter
 
 from garra.errors import EngineDied
 from garra.ports import Lease
+from garra.proxy.overflow import excess_of, shortened
 from garra.proxy.patience import Patience
-from garra.proxy.route import fingerprint
+from garra.proxy.route import COUNTING, fingerprint, without_drafts
 from garra.proxy.shapes import Api, EngineRefused, error_event, usage_of
 from garra.proxy.upstream import ClientStalled, Upstream, UpstreamGone, UpstreamPool
 from garra.proxy.wire import Framing, ResponseHead, WireError, frame
@@ -26,6 +28,8 @@ _DROPPED = frozenset(
 )
 _LAST_CHUNK = b"0\r\n\r\n"
 _REFUSAL_BYTES = 64 * 1024
+_SHORTENINGS = 4
+_COMMENTS = {"Server-Timing": b"timing", "X-Garra-Truncated": b"truncated"}
 
 
 class Call(NamedTuple):
@@ -37,6 +41,8 @@ class Call(NamedTuple):
     patience: Patience | None
     """For streams."""
     stall_s: float
+    may_shorten: bool = False
+    """A conversation that outgrew its slot is asked again without its middle."""
 
     @property
     def begun(self) -> bool:
@@ -51,18 +57,12 @@ class Call(NamedTuple):
 async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamResponse:
     """The engine's answer, passed on byte by byte. Raises EngineDied while no byte of an answer was sent."""
     request = call.request
-    try:
-        upstream, head = await pool.exchange(lease.socket, _request_head(request, len(call.body)), call.body)
-    except (UpstreamGone, WireError) as error:
-        if isinstance(error, WireError):
-            lease.ended(Outcome.FAILED)
-            reason, untouched = str(error), False
-        else:
-            reason, untouched = await lease.death(call.print()), error.untouched
-        raise EngineDied(
-            f"the engine died before it answered: {reason}", fix="try again", untouched=untouched
-        ) from None
+    body = call.body if lease.drafts or request.path in COUNTING else without_drafts(call.body)
+    upstream, head = await _ask(call, body, lease, pool)
     lease.began()
+    told: dict[str, bytes] = {}
+    if head.status == HTTPStatus.BAD_REQUEST and call.may_shorten:
+        upstream, head, told["X-Garra-Truncated"] = await _ask_for_less(call, body, upstream, lease, pool)
     if call.patience is not None:
         call.patience.stop()
     try:
@@ -74,16 +74,12 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
         relayed = relayed_response(head.status, keep_alive=not closing)
         if sink is None:
             return relayed
-        timing = _server_timing(lease.waited)
+        if lease.waited.queue_s or lease.waited.load_s:
+            told["Server-Timing"] = _server_timing(lease.waited)
         if call.begun:
-            told = b": garra timing " + timing + b"\n\n"
-            first = frame(told) if chunked else told
+            first = _as_comments(told, chunked)
         else:
-            first = (
-                _head_bytes(head, chunked, closing)
-                + (b"Server-Timing: " + timing + b"\r\n" if timing else b"")
-                + _date()
-            )
+            first = _head_bytes(head, chunked, closing) + (_as_headers(told) if told else b"") + _date()
         strip = head.framing is Framing.CHUNKED and not chunked
         try:
             ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
@@ -104,14 +100,62 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
         upstream.finish()
 
 
+async def _ask(call: Call, body: bytes, lease: Lease, pool: UpstreamPool) -> tuple[Upstream, ResponseHead]:
+    """The engine's side of one exchange, answered as far as its head. Raises EngineDied."""
+    try:
+        return await pool.exchange(lease.socket, _request_head(call.request, len(body)), body)
+    except (UpstreamGone, WireError) as error:
+        if isinstance(error, WireError):
+            lease.ended(Outcome.FAILED)
+            reason, untouched = str(error), False
+        else:
+            reason, untouched = await lease.death(call.print()), error.untouched
+        raise EngineDied(
+            f"the engine died before it answered: {reason}", fix="try again", untouched=untouched
+        ) from None
+
+
+async def _ask_for_less(
+    call: Call, body: bytes, upstream: Upstream, lease: Lease, pool: UpstreamPool
+) -> tuple[Upstream, ResponseHead, bytes]:
+    """The same without its middle, where the engine refused it for its length; and what was left out.
+
+    Raises EngineDied, and EngineRefused where it was something else, or nothing more can be left out.
+    """
+    n_messages = n_chars = 0
+    for _ in range(_SHORTENINGS):
+        try:
+            refusal = await _collected(call, upstream, lease)
+        finally:
+            upstream.finish()
+        excess = excess_of(refusal)
+        shorter = shortened(body, excess) if excess is not None else None
+        if shorter is None:
+            break
+        body = shorter.body
+        n_messages, n_chars = n_messages + shorter.n_messages, n_chars + shorter.n_chars
+        upstream, head = await _ask(call, body, lease, pool)
+        if head.status != HTTPStatus.BAD_REQUEST:
+            lease.shortened()
+            return upstream, head, b"messages=%d, characters=%d" % (n_messages, n_chars)
+    lease.ended(Outcome.ERROR)
+    raise EngineRefused(HTTPStatus.BAD_REQUEST, refusal)
+
+
 async def _refused_late(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> None:
     """An error in place of a stream whose head is out already becomes an event of that stream."""
+    body = await _collected(call, upstream, lease)
+    lease.ended(_outcome(head.status))
+    raise EngineRefused(head.status, body)
+
+
+async def _collected(call: Call, upstream: Upstream, lease: Lease) -> bytes:
+    """The body of a short answer. Raises EngineDied when it breaks off."""
     body = _Collector()
     if not await upstream.relay(cast(Any, body), body.drain, first=b"", strip=True, stall_s=call.stall_s):
         reason = await lease.death(call.print())
         raise EngineDied(f"the engine died before it answered: {reason}", fix="try again")
-    lease.ended(_outcome(head.status))
-    raise EngineRefused(head.status, bytes(body.content))
+    return bytes(body.content)
 
 
 class _Collector:
@@ -210,10 +254,18 @@ def _phrase(status: int) -> str:
 
 
 def _server_timing(waited: Waited) -> bytes:
-    """The parts of the wait in milliseconds, as browsers and `garra bench` read them; empty for who did not wait."""
-    if not waited.queue_s and not waited.load_s:
-        return b""
+    """The parts of the wait in milliseconds, as browsers and `garra bench` read them."""
     return b"queue;dur=%.1f, load;dur=%.1f" % (waited.queue_s * 1e3, waited.load_s * 1e3)
+
+
+def _as_headers(told: Mapping[str, bytes]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % (name.encode(), value) for name, value in told.items())
+
+
+def _as_comments(told: Mapping[str, bytes], chunked: bool) -> bytes:
+    """The same for a client whose headers are out already."""
+    said = b"".join(b": garra %b %b\n\n" % (_COMMENTS[name], value) for name, value in told.items())
+    return frame(said) if said and chunked else said
 
 
 def _date() -> bytes:

@@ -32,6 +32,7 @@ class _Scrape(Collector):
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily("garra_requests", "Requests by how they ended.", labels=("profile", "outcome"))
         retries = CounterMetricFamily("garra_retries", "Requests asked once more after an engine died.", labels=_ONE)
+        truncated = CounterMetricFamily("garra_truncated", "Conversations that lost their middle to fit.", labels=_ONE)
         tokens = CounterMetricFamily("garra_tokens", "Tokens processed and generated.", labels=_ONE)
         swaps = CounterMetricFamily("garra_swaps", "Loads for which another model had to leave.", labels=_ONE)
         stops = CounterMetricFamily("garra_engine_stops", "Engines that left memory.", labels=("profile", "cause"))
@@ -51,6 +52,7 @@ class _Scrape(Collector):
                 stops.add_metric([*label, cause], tally.stops[cause])
                 restarts.add_metric([*label, cause], tally.restarts[cause])
             retries.add_metric(label, tally.retries)
+            truncated.add_metric(label, tally.truncated)
             tokens.add_metric(label, tally.tokens)
             swaps.add_metric(label, tally.swaps)
             wait.add_metric(label, _buckets(tally.wait), tally.wait.total)
@@ -59,7 +61,7 @@ class _Scrape(Collector):
             slots.add_metric(label, status.slots)
             busy.add_metric(label, status.leases + status.lingering)
             up.add_metric(label, status.phase is Phase.READY)
-        return (requests, retries, tokens, swaps, stops, restarts, wait, load, waiting, slots, busy, up)
+        return (requests, retries, truncated, tokens, swaps, stops, restarts, wait, load, waiting, slots, busy, up)
 
 
 _ONE = ("profile",)

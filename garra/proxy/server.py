@@ -121,7 +121,7 @@ class ProxyServer:
             wish = wish._replace(fingerprint=fingerprint(request.path, body))
         hold = self._fleet.lease(wish)
         patience = self._patience(request, api, profile, hold) if head.stream else None
-        call = Call(request, api, body, patience, self._write_stall_s)
+        call = Call(request, api, body, patience, self._write_stall_s, profile.overflow == "truncate_middle")
         try:
             try:
                 async with hold as lease:

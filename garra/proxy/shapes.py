@@ -117,7 +117,9 @@ def comment(news: WaitNews) -> bytes:
 
 
 _TIMINGS = re.compile(
-    rb'"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)(?:,"predicted_ms":([0-9.]+))?', re.DOTALL
+    rb'(?:"cache_n":(\d+),)?"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)(?:,"predicted_ms":([0-9.]+))?'
+    rb'(?:[^}]*"draft_n":(\d+),"draft_n_accepted":(\d+))?',
+    re.DOTALL,
 )
 _USAGES = (
     re.compile(rb'"completion_tokens":(\d+).*?"prompt_tokens":(\d+)', re.DOTALL),
@@ -132,7 +134,10 @@ def usage_of(tail: bytes) -> Usage | None:
     """
     at = tail.rfind(b'"timings":')
     if at >= 0 and (found := _TIMINGS.search(tail, at)) is not None:
-        return Usage(int(found[1]), int(found[3]), float(found[2]), float(found[4] or 0))
+        cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = found.groups(b"0")
+        return Usage(
+            int(prompt), int(decoded), float(prompt_ms), float(decode_ms), int(cached), int(drafted), int(accepted)
+        )
     for pattern in _USAGES:
         if (found := pattern.search(tail)) is not None:
             return Usage(int(found[1]), int(found[2]), 0.0)  # only their sum counts

@@ -21,6 +21,7 @@ from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
 from garra.supervisor import happenings as do
 from garra.supervisor import machine as life
 from garra.supervisor.chores import Chores
+from garra.supervisor.drafting import Drafters
 from garra.supervisor.lease import FleetHold, RunnerLease
 from garra.supervisor.model import DOWN, LoadWish
 from garra.supervisor.queue import Ticket
@@ -58,6 +59,7 @@ class EngineFleet:
         self.now = clock.now
         self._tell = tell
         self._state = State(policy)
+        self._drafters = Drafters()
         self._inbox: deque[do.Event] = deque()
         self._deciding = False
         self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
@@ -125,10 +127,12 @@ class EngineFleet:
             waiting=model.queue.n,
             max_queue=model.profile.max_queue,
             pinned=model.pinned,
+            drafting=self._drafters.said(profile),
         )
 
     def configure(self, profiles: Mapping[str, Profile], policy: Policy) -> None:
         """These are the profiles from now on; engines whose profile did not change are not touched."""
+        self._drafters.configure(profiles)
         self._profiles = dict(profiles)
         for name, profile in profiles.items():
             if name not in self._runners:
@@ -156,8 +160,9 @@ class EngineFleet:
         process = runner.process
         if process is None or runner.phase is not Phase.READY or self._deciding:
             return None
-        served = serve_at_once(self._state, ticket, ticket.arrived)  # made a moment ago
-        return RunnerLease(runner, process.socket, ticket) if served else None
+        if not serve_at_once(self._state, ticket, ticket.arrived):  # made a moment ago
+            return None
+        return RunnerLease(runner, process.socket, ticket, drafts=self._drafters.choose(runner.profile.name))
 
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
@@ -167,17 +172,22 @@ class EngineFleet:
             if ticket.granted is None:
                 await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
-                model = self._state.models[ticket.wish.profile]
-                return RunnerLease(runner, runner.process.socket, ticket, model.waited(ticket))
+                waited = self._state.models[ticket.wish.profile].waited(ticket)
+                drafts = self._drafters.choose(ticket.wish.profile)
+                return RunnerLease(runner, runner.process.socket, ticket, waited, drafts=drafts)
             self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
             await asyncio.sleep(0)  # the news of its death must get its turn
 
     def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
         """The end of a lease, however it came. Never awaits."""
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
+        if lease.truncated:
+            self._state.models[ticket.wish.profile].tally.truncated += 1
         if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
             watch.learn(usage.n_prompt, usage.prompt_ms)
             self._state.models[ticket.wish.profile].tally.learn_decode(usage.n_decoded, usage.decode_ms)
+            if (news := self._drafters.learn(ticket.wish.profile, usage, drafted=lease.drafts)) is not None:
+                self._tell(Fact("drafting", ticket.wish.profile, news))
         now, tokens = self.now(), usage.tokens if usage is not None else None
         event = do.Ended(ticket, outcome, now, tokens, lease.blamed)
         if self._deciding or not end_at_once(self._state, event):

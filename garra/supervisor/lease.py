@@ -24,13 +24,17 @@ _DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
 class RunnerLease:
     """The `Lease` port; what the request reports is read when it ends."""
 
-    __slots__ = ("_runner", "_ticket", "blamed", "outcome", "socket", "usage", "waited")
+    __slots__ = ("_runner", "_ticket", "blamed", "drafts", "outcome", "socket", "truncated", "usage", "waited")
 
-    def __init__(self, runner: Runner, socket: Path, ticket: Ticket, waited: Waited = _NOT_AT_ALL) -> None:
+    def __init__(
+        self, runner: Runner, socket: Path, ticket: Ticket, waited: Waited = _NOT_AT_ALL, *, drafts: bool = True
+    ) -> None:
         self._runner = runner
         self._ticket = ticket
         self.socket = socket
         self.waited = waited
+        self.drafts = drafts
+        self.truncated = False
         self.outcome: Outcome | None = None
         self.usage: Usage | None = None
         self.blamed: bytes | None = None
@@ -38,6 +42,9 @@ class RunnerLease:
 
     def began(self) -> None:
         self._ticket.answering = True
+
+    def shortened(self) -> None:
+        self.truncated = True
 
     def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:
         self.outcome, self.usage = outcome, usage

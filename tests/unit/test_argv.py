@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from garra import config
 from garra.engine.argv import flags_of_help, owned_flags, server_argv, unsupported
+from garra.errors import ConfigError
 from garra.host import Gpu, HostSpec
 from garra.parts import shipped_card
 from garra.planner.plan import plan_launch
@@ -80,6 +82,45 @@ def test_extra_args_come_last_and_may_not_set_garras_flags() -> None:
     argv = server_argv(Path("s"), plan_of(loaded.profiles["demo"], "cpu"), Path("/s.sock"))
     assert argv[-2:] == ["--numa", "isolate"]
     assert owned_flags(["--numa", "--host=0.0.0.0", "-c", "5"]) == ["--host=0.0.0.0", "-c"]
+
+
+def speculating(**values: object) -> str:
+    loaded = config.load({"profiles": {"demo": values}})
+    plan = replace(plan_of(loaded.profiles["demo"], "cpu"), draft=Path("/d.gguf"))
+    return " ".join(server_argv(Path("s"), plan, Path("/s.sock")))
+
+
+def test_every_way_to_speculate_has_its_flags() -> None:
+    assert "--spec-type none" in speculating()
+    assert "--spec-type ngram-mod --jinja" in speculating(speculation="ngram")
+    line = speculating(speculation="ngram", ngram="map-k", ngram_match=6, ngram_draft=16)
+    assert "--spec-type ngram-map-k --spec-ngram-map-k-size-n 6 --spec-ngram-map-k-size-m 16" in line
+    line = speculating(speculation="ngram", ngram_match=8, ngram_draft=32)
+    assert "--spec-ngram-mod-n-match 8 --spec-ngram-mod-n-max 32 --spec-ngram-mod-n-min 16" in line
+    assert "ngram-cache --jinja" in speculating(speculation="ngram", ngram="cache", ngram_match=4)
+    line = speculating(speculation="draft", draft_model="file:/d.gguf")
+    assert "--spec-type draft-simple -md /d.gguf -ngld 0 --spec-draft-n-max 4" in line
+    assert "--spec-type draft-mtp --spec-draft-n-max 2" in speculating(speculation="mtp")
+    assert "--spec-type draft-mtp --spec-draft-n-max 1" in speculating(speculation="mtp", draft_depth=1)
+
+
+def test_a_preset_of_context_brings_its_cache_type() -> None:
+    def cached(**values: object) -> tuple[int, str, str]:
+        table = {"model": "file:/m.gguf", **values}
+        made = config.load({"profiles": {"mine": table}}).profiles["mine"]
+        return made.context, made.cache_type_k, made.cache_type_v
+
+    assert cached(context="short") == (4096, "f16", "f16")
+    assert cached(context="medium") == (16384, "f16", "f16")
+    assert cached(context="long") == (32768, "q8_0", "q8_0")
+    assert cached(context="long", cache_type_k="f16") == (32768, "f16", "q8_0")
+    assert cached(context="long", flash_attention="off") == (32768, "f16", "f16")
+    assert cached(context=32768) == (32768, "f16", "f16")
+
+
+def test_drafting_with_a_model_needs_one() -> None:
+    with pytest.raises(ConfigError, match="needs a draft_model"):
+        config.load({"profiles": {"demo": {"speculation": "draft"}}})
 
 
 def test_flags_are_read_from_the_help() -> None:

@@ -50,7 +50,7 @@ def test_usage_is_read_from_the_end_of_an_answer() -> None:
     stream = (
         b'data: {"choices":[{"delta":{"content":"\\"predicted_n\\":99"}}]}\n\ndata: {' + timings + b"}\n\ndata: [DONE]"
     )
-    assert usage_of(stream) == Usage(37, 27, 145.6)
+    assert usage_of(stream) == Usage(37, 27, 145.6, 0.0, 31)
     assert usage_of(b'{"usage":{"completion_tokens":5,"prompt_tokens":8,"total_tokens":13}}') == Usage(5, 8, 0.0)
     told = usage_of(b'{"usage":{"input_tokens":8,"output_tokens":5}}')
     assert told is not None

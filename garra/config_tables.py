@@ -1,0 +1,151 @@
+"""The tables of `profiles.toml` as they are written, checked, and turned into the nouns everything else works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from garra import spec
+from garra.engine import argv
+from garra.errors import ConfigError
+from garra.registry.source import parse_source
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPreset:
+    """A context that has a name, with the type of cache that goes with its length."""
+
+    n_ctx: int
+    cache_type: spec.KvType
+
+
+CONTEXT_PRESETS: Mapping[str, ContextPreset] = {
+    "short": ContextPreset(4096, "f16"),
+    "medium": ContextPreset(16384, "f16"),
+    "long": ContextPreset(32768, "q8_0"),  # half the memory for a mean KLD of 0.004 (measured): docs/inference.md
+}
+MODE_SLOTS: Mapping[str, int] = {"low_latency": 2, "high_throughput": 8}
+DRAFT_DEPTHS: Mapping[str, int] = {"mtp": 2, "draft": 4}
+"""Tokens drafted at a time. Public reports on MTP: best at 2 for small models, a loss from 5 on."""
+PriorityName = Literal["interactive", "normal", "batch"]
+
+
+class SamplingTable(BaseModel, extra="forbid"):
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = Field(None, gt=0)
+
+
+class ProfileTable(BaseModel, extra="forbid"):
+    """One `[profiles.NAME]` table. The field docs are in docs/profiles.md."""
+
+    model: str
+    description: str = ""
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    download_bytes: int | None = Field(None, gt=0)
+    context: Literal["short", "medium", "long"] | Annotated[int, Field(ge=256, le=10_000_000)] = "medium"
+    mode: spec.Mode = "low_latency"
+    slots: int | None = Field(None, ge=1, le=256)
+    batch: int = Field(512, ge=32, le=65536)
+    ubatch: int = Field(512, ge=32, le=65536)
+    threads: Literal["physical"] | Annotated[int, Field(ge=1, le=1024)] = "physical"
+    gpu_layers: Literal["all"] | Annotated[int, Field(ge=0, le=10_000)] = "all"
+    flash_attention: spec.OnOffAuto = "on"
+    cache_type_k: spec.KvType | None = None
+    cache_type_v: spec.KvType | None = None
+    cache_ram_mib: int = Field(512, ge=0)
+    unified_kv: bool = False
+    speculation: spec.Speculation = "none"
+    draft_depth: int | None = Field(None, ge=1, le=64)
+    draft_model: str | None = None
+    ngram: spec.Ngram = "mod"
+    ngram_match: int | None = Field(None, ge=1, le=1024)
+    ngram_draft: int | None = Field(None, ge=1, le=1024)
+    overflow: spec.Overflow = "error"
+    reasoning: spec.OnOffAuto = "auto"
+    sampling: SamplingTable = SamplingTable.model_construct()
+    max_tokens: int | None = Field(None, ge=1)
+    text_only: bool = True
+    idle_ttl_s: float = Field(0, ge=0)
+    max_queue: int = Field(128, ge=1, le=100_000)
+    queue_timeout_s: float = Field(300, gt=0)
+    max_wait_s: float = Field(30, ge=0)
+    min_resident_s: float = Field(3, ge=0)
+    swap_batch: int = Field(32, ge=0)
+    stall_s: float = Field(30, ge=1)
+    memory_mib: int | None = Field(None, gt=0)
+    pin: bool = False
+    force: bool = False
+    load_timeout_s: float = Field(120, gt=0)
+    stop_grace_s: float = Field(10, gt=0)
+    aliases: list[str] = []
+    extra_args: list[str] = []
+
+    @field_validator("model", "draft_model")
+    @classmethod
+    def _models_are_sources(cls, value: str | None) -> str | None:
+        try:
+            parse_source(value or "file:none")
+        except ConfigError as error:
+            raise ValueError(f"{error.what}; {error.fix}") from None
+        return value
+
+    @field_validator("extra_args")
+    @classmethod
+    def _extra_args_leave_garras_flags_alone(cls, value: list[str]) -> list[str]:
+        owned = argv.owned_flags(value)
+        if owned:
+            raise ValueError(f"{', '.join(owned)} is set by garra itself; use the profile's own keys")
+        return value
+
+    @model_validator(mode="after")
+    def _values_agree(self) -> ProfileTable:
+        if self.ubatch > self.batch:
+            raise ValueError(f"ubatch {self.ubatch} is larger than batch {self.batch}")
+        _, cache_type_v = self.cache_types()
+        if self.flash_attention == "off" and cache_type_v not in ("f16", "bf16", "f32"):
+            raise ValueError(f'cache_type_v = "{cache_type_v}" needs flash_attention = "on"')
+        if self.speculation == "draft" and self.draft_model is None:
+            raise ValueError('speculation = "draft" needs a draft_model')
+        return self
+
+    def cache_types(self) -> tuple[spec.KvType, spec.KvType]:
+        """Of keys and values: as written, else the context preset's, which is f16 where there is none."""
+        preset = CONTEXT_PRESETS[self.context].cache_type if isinstance(self.context, str) else "f16"
+        if self.flash_attention == "off":
+            preset = "f16"  # without it values cannot be quantised
+        return self.cache_type_k or preset, self.cache_type_v or preset
+
+    def to_spec(self, name: str) -> spec.Profile:
+        """The profile with presets resolved to numbers."""
+        resolved = "context slots threads gpu_layers sampling aliases extra_args cache_type_k cache_type_v draft_depth"
+        plain = self.model_dump(exclude=set(resolved.split()))
+        cache_type_k, cache_type_v = self.cache_types()
+        return spec.Profile(
+            name=name,
+            context=CONTEXT_PRESETS[self.context].n_ctx if isinstance(self.context, str) else self.context,
+            slots=self.slots or MODE_SLOTS[self.mode],
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+            draft_depth=self.draft_depth or DRAFT_DEPTHS.get(self.speculation, 0),
+            threads=None if self.threads == "physical" else self.threads,
+            gpu_layers=None if self.gpu_layers == "all" else self.gpu_layers,
+            sampling=spec.Sampling(**self.sampling.model_dump()),
+            aliases=tuple(self.aliases),
+            extra_args=tuple(self.extra_args),
+            **plain,
+        )
+
+
+class KeyTable(BaseModel, extra="forbid"):
+    """One `[keys.NAME]` table: a client with an account of its own."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the key; the key itself stands nowhere."""
+    priority: PriorityName = "normal"
