@@ -95,8 +95,8 @@ class Load:
     def queue_wait_s(self) -> tuple[float, int]:
         """Sum of all waits so far and how many there were."""
         text = httpx.get(f"{self.garra.url}/metrics").text
-        total = re.search(r'garra_queue_wait_seconds_sum\{profile="demo"\} (\S+)', text)
-        count = re.search(r'garra_queue_wait_seconds_count\{profile="demo"\} (\S+)', text)
+        total = re.search(r'garra_request_queue_time_seconds_sum\{profile="demo"\} (\S+)', text)
+        count = re.search(r'garra_request_queue_time_seconds_count\{profile="demo"\} (\S+)', text)
         assert total is not None
         assert count is not None
         return float(total[1]), int(float(count[1]))

@@ -10,6 +10,6 @@ class Fact:
     """One thing that happened."""
 
     kind: str
-    """`phase`, `swap`, `refused`, `pinned`, `drafting` or `configured`."""
+    """`phase`, `swap`, `refused`, `pinned`, `drafting`, `reserved` or `configured`."""
     profile: str = ""
     detail: str = ""

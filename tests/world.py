@@ -107,6 +107,10 @@ class World:
         self.post(do.Arrived(ticket, self.now))
         return ticket
 
+    def reserve(self, on: bool) -> None:
+        """Somebody wants the machine alone, or no longer."""
+        self.post(do.Reserved(on, self.now))
+
     def leave(self, ticket: Ticket) -> None:
         """Its client gives up, wherever it is."""
         if ticket in self.waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -75,6 +76,22 @@ class Control:
 
     def pin(self, name: str, pinned: bool) -> str:
         return str(self._call("POST", f"/garra/v1/profiles/{name}/pin", {"pinned": pinned})["profile"])
+
+    @contextlib.contextmanager
+    def exclusive(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """The machine without garra's engines, for as long as the `with` lasts. Raises Taken, NotRunning."""
+        try:
+            with self._client.stream("POST", "/garra/v1/exclusive", timeout=None) as reply:
+                if reply.status_code >= 400:
+                    error = json.loads(reply.read())["error"]
+                    raise of_code(str(error.get("code")), error["message"])
+                on_wait()
+                for line in reply.iter_lines():
+                    if line and json.loads(line)["held"]:
+                        break
+                yield
+        except (self._transport_error, FileNotFoundError):
+            raise NotRunning("garra went away", fix="garra up") from None
 
     def reload(self) -> Report:
         """What changed."""

@@ -61,6 +61,11 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
     return [*words, *profile.extra_args]
 
 
+def bare_argv(program: Path, model: Path, socket: Path) -> list[str]:
+    """llama-server as it is: its own defaults for everything that decides speed. What garra is measured against."""
+    return [str(program), "--model", str(model), "--host", str(socket), "--offline", "--no-ui", "--log-colors", "off"]
+
+
 def smoke_argv(program: Path, model: Path, socket: Path) -> list[str]:
     """The smallest engine that can prove a build: one slot, few cells."""
     words = [str(program), "--model", str(model), "--host", str(socket), "--offline", "-c", "256", "-np", "1"]

@@ -18,8 +18,10 @@ from garra.ports import Clock, Fleet
 from garra.proxy import registry
 from garra.proxy.registry import RegistryApi
 from garra.proxy.server import render
-from garra.spec import EngineStatus, Profile
+from garra.spec import EngineStatus, Phase, Profile
 from garra.traffic import Outcome
+
+_HOLD_LOOK_S = 0.25
 
 
 class ProfileReport(msgspec.Struct):
@@ -88,6 +90,7 @@ class ControlServer:
         app.router.add_post("/garra/v1/profiles/{name}/pin", self.pin)
         app.router.add_get("/garra/v1/events", self.events)
         app.router.add_post("/garra/v1/reload", self.reload)
+        app.router.add_post("/garra/v1/exclusive", self.exclusive)
         app.router.add_post("/garra/v1/shutdown", self.shutdown)
         app.router.add_route("*", registry.PREFIX + "{tail:.*}", self.registry)
         return app
@@ -150,6 +153,26 @@ class ControlServer:
         async with contextlib.aclosing(self._follow()) as facts:
             async for fact in facts:
                 await response.write(b"data: " + fact + b"\n\n")
+        return response
+
+    async def exclusive(self, request: web.Request) -> web.StreamResponse:
+        """The machine without engines for as long as this answer is being read: `{"held": true}` once they are gone."""
+        try:
+            self._fleet.reserve(True)
+        except GarraError as error:
+            return render(error)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            await response.prepare(request)
+            while request.transport is not None and not request.transport.is_closing():
+                phases = [self._fleet.status(profile.name).phase for profile in self._fleet.profiles()]
+                held = all(phase in (Phase.COLD, Phase.FAILED) for phase in phases)
+                await response.write(msgspec.json.encode({"held": held}) + b"\n")
+                await asyncio.sleep(_HOLD_LOOK_S)
+        except ConnectionError:
+            pass  # whoever held it is gone
+        finally:
+            self._fleet.reserve(False)
         return response
 
     async def reload(self, request: web.Request) -> web.Response:

@@ -12,13 +12,13 @@ from garra.spec import MIB
 _SPARE_BYTES = 64 * MIB
 
 
-def check_space(folder: Path, n_bytes: int, *, fix: str) -> None:
+def check_space(folder: Path, n_bytes: int, *, fix: str, doing: str = "download") -> None:
     """Raises DownloadFailed unless `folder`, which exists, has room for so much more."""
     free = shutil.disk_usage(folder).free
     if n_bytes and n_bytes + _SPARE_BYTES > free:
         lacking = (n_bytes + _SPARE_BYTES - free) / 1e9
         raise DownloadFailed(
-            f"cannot download {n_bytes / 1e9:.2f} GB: {free / 1e9:.2f} GB are free in {folder}",
+            f"cannot {doing} {n_bytes / 1e9:.2f} GB: {free / 1e9:.2f} GB are free in {folder}",
             fix=f"free {lacking:.2f} GB there, or {fix}",
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from garra.spec import Profile
@@ -103,7 +103,9 @@ class Drafting:
 class Drafters:
     """One `Drafting` for each profile that speculates."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str, str], None]) -> None:
+        self._tell = tell
+        """Told of a profile whose drafting is turned on or off, and why."""
         self._by_name: dict[str, tuple[Profile, Drafting]] = {}
 
     def configure(self, profiles: Mapping[str, Profile]) -> None:
@@ -120,15 +122,16 @@ class Drafters:
         known = self._by_name.get(profile) if self._by_name else None
         return known is None or known[1].choose()
 
-    def learn(self, profile: str, usage: Usage, *, drafted: bool) -> str | None:
-        """What there is to tell when that turned drafting on or off."""
+    def learn(self, profile: str, usage: Usage, *, drafted: bool) -> None:
+        """An answer of it ended; `drafted`: it was allowed to draft."""
         known = self._by_name.get(profile) if self._by_name else None
         if known is None:
-            return None
+            return
         drafting = known[1]
         before = drafting.on
         drafting.learn(usage, drafted=drafted)
-        return str(drafting) if drafting.on is not before else None
+        if drafting.on is not before:
+            self._tell(profile, str(drafting))
 
     def said(self, profile: str) -> str:
         """What is known, in words; empty where nothing is drafted."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from garra.bill import spot
-from garra.errors import GarraError, ModelNotPresent
+from garra.errors import GarraError, ModelNotPresent, Taken
 from garra.events import Fact
 from garra.ports import Clock, Connections, EngineHttp, Memory, Plans, Spawner, Timer
 from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
@@ -59,7 +59,7 @@ class EngineFleet:
         self.now = clock.now
         self._tell = tell
         self._state = State(policy)
-        self._drafters = Drafters()
+        self._drafters = Drafters(lambda profile, news: tell(Fact("drafting", profile, news)))
         self._inbox: deque[do.Event] = deque()
         self._deciding = False
         self._answers: dict[Ticket | LoadWish, asyncio.Future[None]] = {}
@@ -108,6 +108,12 @@ class EngineFleet:
     def pin(self, profile: str, pinned: bool) -> None:
         self.post(do.Pinned(profile, pinned, self.now()))
         self._tell(Fact("pinned", profile, "on" if pinned else "off"))
+
+    def reserve(self, on: bool) -> None:
+        if on and self._state.reserved:
+            raise Taken("the machine is reserved already", fix="wait until the other measurement is over")
+        self._tell(Fact("reserved", detail="on" if on else "off"))
+        self.post(do.Reserved(on, self.now()))
 
     def profiles(self) -> Sequence[Profile]:
         return tuple(self._profiles.values())
@@ -162,7 +168,7 @@ class EngineFleet:
             return None
         if not serve_at_once(self._state, ticket, ticket.arrived):  # made a moment ago
             return None
-        return RunnerLease(runner, process.socket, ticket, drafts=self._drafters.choose(runner.profile.name))
+        return RunnerLease(runner, process.socket, ticket, self._drafters.choose(runner.profile.name))
 
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
@@ -172,24 +178,20 @@ class EngineFleet:
             if ticket.granted is None:
                 await self._wait_for(ticket)
             if runner.process is not None and runner.phase is Phase.READY:
-                waited = self._state.models[ticket.wish.profile].waited(ticket)
-                drafts = self._drafters.choose(ticket.wish.profile)
-                return RunnerLease(runner, runner.process.socket, ticket, waited, drafts=drafts)
+                model = self._state.models[ticket.wish.profile]
+                waited = model.waited(ticket)
+                return RunnerLease(runner, runner.process.socket, ticket, self._drafters.choose(model.name), waited)
             self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
             await asyncio.sleep(0)  # the news of its death must get its turn
 
     def leave(self, ticket: Ticket, lease: RunnerLease) -> None:
         """The end of a lease, however it came. Never awaits."""
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
-        if lease.truncated:
-            self._state.models[ticket.wish.profile].tally.truncated += 1
-        if usage is not None and (watch := self._chores.watches.get(ticket.wish.profile)) is not None:
-            watch.learn(usage.n_prompt, usage.prompt_ms)
-            self._state.models[ticket.wish.profile].tally.learn_decode(usage.n_decoded, usage.decode_ms)
-            if (news := self._drafters.learn(ticket.wish.profile, usage, drafted=lease.drafts)) is not None:
-                self._tell(Fact("drafting", ticket.wish.profile, news))
-        now, tokens = self.now(), usage.tokens if usage is not None else None
-        event = do.Ended(ticket, outcome, now, tokens, lease.blamed)
+        now, name = self.now(), ticket.wish.profile
+        if usage is not None:
+            lease.teach(self._state.models[name].tally, self._chores.watches.get(name), now)
+            self._drafters.learn(name, usage, drafted=lease.drafts)
+        event = do.Ended(ticket, outcome, now, usage.tokens if usage is not None else None, lease.blamed)
         if self._deciding or not end_at_once(self._state, event):
             self.post(event)
 

@@ -80,6 +80,14 @@ class Pinned:
 
 
 @dataclass(slots=True)
+class Reserved:
+    """A person wants the machine without any engine for a while; `on` False: garra may go on."""
+
+    on: bool
+    at: float
+
+
+@dataclass(slots=True)
 class PhaseChanged:
     """The engine's life went on. `slots` counts when READY."""
 
@@ -167,7 +175,7 @@ class Ticked:
 
 Event = (
     Arrived | Left | Ended | Returned | Insisted | Dismissed | Pinned | PhaseChanged | SlotsSeen | MemoryBack
-    | Surveyed | Planned | Budgeted | Renewed | Configured | Closing | Ticked
+    | Surveyed | Planned | Budgeted | Renewed | Reserved | Configured | Closing | Ticked
 )  # fmt: skip
 
 

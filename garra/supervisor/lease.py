@@ -12,6 +12,8 @@ from garra.spec import ORDERLY
 from garra.supervisor.machine import Served
 from garra.supervisor.queue import Ticket
 from garra.supervisor.runner import Runner
+from garra.supervisor.stall import StallWatch
+from garra.tally import Tally
 from garra.traffic import Outcome, Usage, Waited, WaitNews, Wish
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class RunnerLease:
     __slots__ = ("_runner", "_ticket", "blamed", "drafts", "outcome", "socket", "truncated", "usage", "waited")
 
     def __init__(
-        self, runner: Runner, socket: Path, ticket: Ticket, waited: Waited = _NOT_AT_ALL, *, drafts: bool = True
+        self, runner: Runner, socket: Path, ticket: Ticket, drafts: bool = True, waited: Waited = _NOT_AT_ALL
     ) -> None:
         self._runner = runner
         self._ticket = ticket
@@ -50,6 +52,16 @@ class RunnerLease:
         self.outcome, self.usage = outcome, usage
         if outcome is Outcome.COMPLETE and self._runner.machine.attempts:
             self._runner.post(Served())
+
+    def teach(self, tally: Tally, watch: StallWatch | None, now: float) -> None:
+        """Write down what the answer took, where the engine told."""
+        usage, ticket = self.usage, self._ticket
+        if usage is None:
+            return
+        tally.truncated += self.truncated
+        tally.note(usage, (ticket.granted or now) - ticket.arrived, now - ticket.arrived, now)
+        if watch is not None:
+            watch.learn(usage.n_prompt, usage.prompt_ms)
 
     async def death(self, fingerprint: bytes) -> str:
         self.outcome = Outcome.DIED

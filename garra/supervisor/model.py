@@ -170,7 +170,6 @@ class Model:
         self.tally.outcomes[outcome] += 1
         if tokens is not None:
             self.queue.shares.correct(ticket.wish, tokens)
-            self.tally.tokens += tokens
 
     def waited(self, ticket: Ticket) -> Waited:
         """What a ticket that has its slot waited for."""

@@ -28,6 +28,7 @@ from garra.supervisor.happenings import (
     Refuse,
     Renewed,
     Reprofile,
+    Reserved,
     Returned,
     SlotsSeen,
     Stop,
@@ -54,6 +55,8 @@ class State:
     policy: Policy
     models: dict[str, Model] = field(default_factory=dict)
     closing: bool = False
+    reserved: bool = False
+    """The machine is somebody's alone: nothing is loaded, everybody waits."""
     blame: OrderedDict[bytes, tuple[int, float]] = field(default_factory=OrderedDict)
     """Requests under which an engine died: how often, and when last."""
     wake_at: float = float("inf")
@@ -92,6 +95,8 @@ def note(state: State, event: Event, effects: list[Effect]) -> None:
             effects += [Refuse(wish, error) for wish in model.wishes]
             model.wishes.clear()
             stop(model, Cause.REQUESTED, effects)
+        case Reserved(on):
+            state.reserved = on
         case Pinned(profile, pinned):
             state.models[profile].pinned = pinned
         case MemoryBack(profile):

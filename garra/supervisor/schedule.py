@@ -10,8 +10,9 @@ The order of decisions, after every event:
     broken (503) or its queue is full while no slot is free (429). Otherwise it waits, if only for the next lines.
  2. Who has waited for `queue_timeout_s` is refused (504).
  3. Who waits for a broken engine is refused (503). One start answers all who wait for it.
- 4. Models that are wanted and not in memory get a place (placement.py): at once if they fit; else the cheapest set of
-    others leaves, once their leases have ended. A load nobody waits for any more gives way.
+ 4. While the machine is reserved, all engines leave and none is loaded. Else models that are wanted and not in memory
+    get a place (placement.py): at once if they fit; else the cheapest set of others leaves, once their leases have
+    ended. A load nobody waits for any more gives way.
  5. Free slots go to whose turn it is (queue.py), unless the model must yield to another.
  6. Idle engines whose `idle_ttl_s` is over are stopped.
  7. The next moment at which time alone changes one of these is asked for.
@@ -83,7 +84,11 @@ def _settle(state: State, now: float, effects: list[Effect]) -> None:
     for model in waiting:
         _expire(model, now, effects)
         _refuse_broken(model, now, effects)
-    if any(model.wanted and model.phase is not Phase.READY for model in waiting):
+    if state.reserved:
+        for model in models:
+            if model.phase in (Phase.READY, Phase.LOADING, Phase.BACKOFF):
+                stop(model, Cause.REQUESTED, effects)
+    elif any(model.wanted and model.phase is not Phase.READY for model in waiting):
         _survey(waiting, effects)
         _place(state, now, effects)
     else:

@@ -182,7 +182,7 @@ async def test_pins_events_and_metrics(stubbed: Make) -> None:
         'garra_swaps_total{profile="other"} 1.0',
         'garra_engine_stops_total{cause="evicted",profile="demo"} 1.0',
         'garra_load_seconds_count{profile="other"} 1.0',
-        'garra_queue_wait_seconds_count{profile="demo"} 1.0',
+        'garra_request_queue_time_seconds_count{profile="demo"} 1.0',
         'garra_slots_busy{profile="other"} 0.0',
         'garra_engine_ready{profile="other"} 1.0',
     ):

@@ -12,6 +12,7 @@ from garra.registry import gguf
 from garra.registry.catalog import Artifact, Catalog, StoredFile, facts_of
 from garra.store import Store
 from garra.tally import Tally
+from garra.traffic import Usage
 from tests import shapes
 from tests.tiny_gguf import write
 
@@ -84,9 +85,9 @@ def test_facts_are_the_headers(tmp_path: Path) -> None:
 
 def test_speed_is_averaged_over_answers_of_some_length() -> None:
     tally = Tally()
-    tally.learn_decode(5, 1000.0)
+    tally.note(Usage(1, 5, 1.0, 1000.0), 0.0, 1.0, 1.0)
     assert tally.decode_tok_s is None
-    tally.learn_decode(101, 1000.0)
+    tally.note(Usage(1, 101, 1.0, 1000.0), 0.0, 1.0, 1.0)
     assert tally.decode_tok_s == 100.0
-    tally.learn_decode(201, 1000.0)
+    tally.note(Usage(1, 201, 1.0, 1000.0), 0.0, 1.0, 1.0)
     assert tally.decode_tok_s == 120.0

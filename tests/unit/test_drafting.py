@@ -87,7 +87,8 @@ def test_an_engine_that_drafts_all_the_same_is_found_out() -> None:
 
 def test_what_is_known_lives_as_long_as_the_engines_settings() -> None:
     made: Callable[..., object] = lambda **values: config.load({"profiles": {"demo": values}}).profiles  # noqa: E731
-    drafters = Drafters()
+    told: list[str] = []
+    drafters = Drafters(lambda profile, news: told.append(f"{profile}: {news}"))
     drafters.configure(made(speculation="ngram"))  # type: ignore[arg-type]
     assert drafters.said("cpu_fallback") == ""
     assert drafters.choose("cpu_fallback")
@@ -97,5 +98,9 @@ def test_what_is_known_lives_as_long_as_the_engines_settings() -> None:
     assert "100% accepted" in drafters.said("demo")
     drafters.configure(made(speculation="ngram", slots=4))  # type: ignore[arg-type]
     assert drafters.said("demo") == "being measured"
+    for _ in range(40):
+        drafted = drafters.choose("demo")
+        drafters.learn("demo", answer(9.0 if drafted else 3.0), drafted=drafted)
+    assert told == ["demo: off: it loses, 0.33x"]
     drafters.configure(made(speculation="none"))  # type: ignore[arg-type]
     assert drafters.said("demo") == ""

@@ -126,6 +126,10 @@ class Days(RuleBasedStateMachine):
         if profile in self.world.engines:
             self.world.dismiss(profile)
 
+    @rule(on=st.booleans())
+    def somebody_wants_the_machine_alone(self, on: bool) -> None:
+        self.world.reserve(on)
+
     @rule(profile=name, stubborn=st.booleans())
     def an_engine_turns_stubborn(self, profile: str, stubborn: bool) -> None:
         if profile in self.world.engines:
@@ -140,6 +144,7 @@ class Days(RuleBasedStateMachine):
             self.world.configure(self.profiles, {HOST: 100})
 
     def teardown(self) -> None:
+        self.world.reserve(False)
         self.world.run_down()
 
 

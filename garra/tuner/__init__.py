@@ -1,0 +1,1 @@
+"""Tuning: which settings are tried, how each is measured, and what is worth keeping."""
