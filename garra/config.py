@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     keys: dict[str, KeyTable] = {}
     trusted_publishers: list[str] = []
     """Where it names any: a model of another publisher is brought with a warning."""
+    log_format: Literal["console", "json"] = "console"
     watch: bool = False
     """Reload when the user's profiles.toml changes."""
     profiles: dict[str, ProfileTable] = {}

@@ -146,6 +146,14 @@ class Lease(Protocol):
     def waited(self) -> Waited: ...
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, once it has."""
+        ...
+
+    @property
+    def usage(self) -> Usage | None: ...
+
+    @property
     def drafts(self) -> bool:
         """False: this request is to go without drafts, so that they can be compared."""
         ...

@@ -12,7 +12,7 @@ from garra.events import Fact
 
 log = logging.getLogger(__name__)
 
-_FIXED = ("host", "port", "watch")
+_FIXED = ("host", "port", "watch", "log_format")
 
 
 @dataclass(frozen=True, slots=True)

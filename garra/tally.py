@@ -55,6 +55,7 @@ class Tally:
     """Seconds from a request's arrival to its slot."""
     load: Histogram = field(default_factory=lambda: Histogram(LOAD_BOUNDS_S))
     """Seconds from a start to READY."""
+    last_load_s: float | None = None
     stops: Counter[Cause] = field(default_factory=Counter)
     """Engines that left memory, by cause."""
     restarts: Counter[Cause] = field(default_factory=Counter)

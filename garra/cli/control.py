@@ -86,11 +86,11 @@ class Control:
                     error = json.loads(reply.read())["error"]
                     raise of_code(str(error.get("code")), error["message"])
                 on_wait()
-                for line in reply.iter_lines():
-                    if line and json.loads(line)["held"]:
-                        break
+                lines = reply.iter_lines()  # kept: a reader that is thrown away closes the answer, and that lets go
+                while not json.loads(next(lines))["held"]:
+                    pass
                 yield
-        except (self._transport_error, FileNotFoundError):
+        except (self._transport_error, FileNotFoundError, StopIteration):
             raise NotRunning("garra went away", fix="garra up") from None
 
     def reload(self) -> Report:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
@@ -39,6 +38,9 @@ def up(
         bool,
         typer.Option("--prebuilt", help="Without an engine: serve with a prebuilt one while the real one is compiled."),
     ] = False,
+    log_format: Annotated[
+        str | None, typer.Option(help="console, or json: one object per line, and one line per request.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One profile value, for example slots=4.")
     ] = None,
@@ -52,7 +54,9 @@ def up(
     from garra.cli.engine import build_if_missing
 
     settings = [*(settings or []), *(["force=true"] * force)]
-    flags = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    flags = {
+        key: value for key, value in (("host", host), ("port", port), ("log_format", log_format)) if value is not None
+    }
     config = layers.load(flags)
     there = running()
     if there is not None and (flags or settings):
@@ -177,13 +181,6 @@ def _assignments(pairs: list[str]) -> dict[str, Any]:
     return values
 
 
-class _Terminal(logging.Handler):
-    """Log lines to whatever stderr is now: a progress bar puts itself below what is printed."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
 class _Foreground:
     """The `Narrator` of a garra that keeps the terminal."""
 
@@ -203,14 +200,10 @@ class _Foreground:
 
 
 def _run_foreground(config: Config, name: str, read_config: Callable[[], Config]) -> None:
-    from garra import app
+    from garra import app, logs
     from garra.cli.control import wait_for_start
 
-    terminal = _Terminal()
-    terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[terminal])
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # malformed requests are answered, not traced
+    logs.begin(config.settings.log_format)
     narrator = _Foreground(name)
     try:
         app.serve(config, name, narrator, read_config)
@@ -225,7 +218,7 @@ def _start_detached(name: str, flags: dict[str, Any], settings: list[str], prebu
     from garra.cli.control import wait_for_start
 
     command = [sys.executable, "-m", "garra", "up", name]
-    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    command += [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     command += [word for pair in settings for word in ("--set", pair)]
     command += ["--prebuilt"] * prebuilt
     log = paths.server_log()

@@ -41,11 +41,10 @@ class Asked:
         """Into memory; a cold load is timed."""
         if self.control is None or self.model is None:
             return
-        cold = self.control.profile(self.model)["engine"]["phase"] == "cold"
-        began = time.perf_counter()
-        self.control.load_and_wait(self.model, lambda _: None)
-        if cold:
-            self.load_ms.append((time.perf_counter() - began) * 1e3)
+        cold = self.control.profile(self.model)["engine"]["phase"] != "ready"
+        report = self.control.load_and_wait(self.model, lambda _: None)
+        if cold and report["load_s"] is not None:
+            self.load_ms.append(report["load_s"] * 1e3)
 
     def unload(self) -> None:
         """Out of memory, and waited for."""

@@ -100,6 +100,20 @@ def print_wide(table: Table) -> None:
     Console(width=None if console.is_terminal else _PIPE_WIDTH, highlight=False).print(table)
 
 
+def _news(row: Report) -> list[str]:
+    """What an engine that is up has to tell: whether drafting pays, and how its last answers were."""
+    engine, recent, news = row["engine"], row["recent"], []
+    if engine["drafting"] and engine["phase"] == "ready":
+        news.append(f"drafting {engine['drafting']}")
+    if recent["answers"]:
+        late = f"last 5 min: {recent['answers']} answers, TTFT {recent['p50_ttft_ms']:.0f} ms"
+        late += f" (p95 {recent['p95_ttft_ms']:.0f})"
+        if recent["p50_tpot_ms"]:
+            late += f", {1e3 / recent['p50_tpot_ms']:.0f} tok/s each"
+        news.append(late)
+    return news
+
+
 def _print_table(rows: list[Report]) -> None:
     from rich.table import Table
 
@@ -111,12 +125,8 @@ def _print_table(rows: list[Report]) -> None:
     for row in rows:
         engine = row["engine"]
         rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
-        drafting = f"drafting {engine['drafting']}" if engine["drafting"] and engine["phase"] == "ready" else ""
-        note = (
-            engine["detail"]
-            or "; ".join([*engine["warnings"], *([drafting] if drafting else [])])
-            or ("" if row["present"] else "not downloaded")
-        )
+        note = engine["detail"] or "; ".join([*engine["warnings"], *_news(row)])
+        note = note or ("" if row["present"] else "not downloaded")
         phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
         busy, waiting = engine["leases"] + engine["lingering"], engine["waiting"]
         numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))

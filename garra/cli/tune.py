@@ -45,6 +45,7 @@ def tune(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what would be tried, and what the last one found.")
     ] = False,
+    pairs: Annotated[int, typer.Option(min=0, help="Comparisons with llama-server's defaults at the end.")] = 6,
     trial_limit: Annotated[str, typer.Option(help="A trial that takes longer hangs.")] = "90s",
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with one that was interrupted.")] = False,
     as_json: JsonOption = False,
@@ -87,7 +88,9 @@ def tune(
                     "prompt": prompt_tokens, "output": output_tokens, "only": named, "kinds": kinds}  # fmt: skip
             dose = Dose(workload, prompt_tokens, output_tokens, streams, seconds(trial_limit))
             with exclusive(say):
-                result = asyncio.run(_tune(wished, build, stages, wish, dose, seconds(budget), bench, store, fresh))
+                result = asyncio.run(
+                    _tune(wished, build, stages, wish, dose, seconds(budget), bench, store, fresh, pairs)
+                )
     finally:
         store.close()
     document = report.document(result, build)
@@ -106,6 +109,7 @@ async def _tune(
     bench: Workbench,
     store: Store,
     fresh: bool,
+    pairs: int,
 ) -> Result:
     from garra import paths, planning
     from garra.cli.tune_report import Bar
@@ -131,7 +135,9 @@ async def _tune(
     lab = Lab(ours, bare, HttpEngine(), dose, seed, hot=hot)
     rules = Rules(floor=wish["floor"], budget_s=budget_s * (1 - _CONFIRM_PART))
     with Bar(budget_s, resumed=len(written.entries)) as bar:
-        tune = Tune(wished, stages, rules, wish["objective"], wish["streams"], lab, bench, written, tell=bar.show)
+        tune = Tune(
+            wished, stages, rules, wish["objective"], wish["streams"], lab, bench, written, pairs, tell=bar.show
+        )
         return await tune.run()
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable
+import statistics
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from garra import __version__
+from garra.bench.statistics import percentile
 from garra.config import Config
 from garra.errors import BadRequest, GarraError
 from garra.ports import Clock, Fleet
@@ -19,9 +21,22 @@ from garra.proxy import registry
 from garra.proxy.registry import RegistryApi
 from garra.proxy.server import render
 from garra.spec import EngineStatus, Phase, Profile
+from garra.tally import Past
 from garra.traffic import Outcome
 
 _HOLD_LOOK_S = 0.25
+_RECENT_S = 300.0
+
+
+class Recent(msgspec.Struct):
+    """Whole answers of the last while: figures that nobody measured are None."""
+
+    answers: int = 0
+    output_tok_s: float | None = None
+    """All answers together, over the time from the first to the last."""
+    p50_ttft_ms: float | None = None
+    p95_ttft_ms: float | None = None
+    p50_tpot_ms: float | None = None
 
 
 class ProfileReport(msgspec.Struct):
@@ -35,6 +50,10 @@ class ProfileReport(msgspec.Struct):
     """How requests ended, since garra started."""
     swaps: int
     retries: int
+    load_s: float | None
+    """What its last load took."""
+    recent: Recent
+    """Of the last five minutes."""
 
 
 class _Pin(msgspec.Struct):
@@ -121,6 +140,8 @@ class ControlServer:
             dict(tally.outcomes),
             tally.swaps,
             tally.retries,
+            tally.last_load_s,
+            _recent(tally.recent, self._clock.now()),
         )
 
     async def load(self, request: web.Request) -> web.Response:
@@ -192,6 +213,22 @@ class ControlServer:
             return _answer({"profile": profile.name})
         except GarraError as error:
             return render(error)
+
+
+def _recent(past: Iterable[Past], now: float) -> Recent:
+    late = [one for one in past if now - one.at <= _RECENT_S]
+    if not late:
+        return Recent()
+    ttfts = [one.ttft_s * 1e3 for one in late]
+    tpots = [one.tpot_s * 1e3 for one in late if one.tpot_s is not None]
+    spent_s = now - min(one.at - one.ttft_s for one in late)
+    return Recent(
+        answers=len(late),
+        output_tok_s=sum(one.n_decoded for one in late) / spent_s if spent_s > 0 else None,
+        p50_ttft_ms=statistics.median(ttfts),
+        p95_ttft_ms=percentile(ttfts, 95),
+        p50_tpot_ms=statistics.median(tpots) if tpots else None,
+    )
 
 
 def _answer(body: Any) -> web.Response:

@@ -11,9 +11,11 @@ from aiohttp import web
 
 from garra.config import Config
 from garra.errors import EngineDied, EngineDown, Forbidden, GarraError, NotFound, TooLarge
-from garra.ports import Fleet, Hold, Registry
+from garra.ports import Fleet, Hold, Lease, Registry
 from garra.proxy import guard, registry
 from garra.proxy.forward import Call, forward, relayed_response
+from garra.proxy.journal import HEADER, identify, take_down
+from garra.proxy.journal import log as request_log
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.patience import Patience
 from garra.proxy.registry import RegistryApi
@@ -92,7 +94,7 @@ class ProxyServer:
         try:
             return await handler(request)
         except GarraError as error:
-            return render(error, api)
+            return render(error, api, request.get("id"))
         except Exception:
             log.exception("a bug in garra, at %s %s", request.method, path)
             response = render(GarraError("a bug in garra: see its log"), api)
@@ -119,9 +121,14 @@ class ProxyServer:
         wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, self._keyless)
         if self._fleet.suspicious:
             wish = wish._replace(fingerprint=fingerprint(request.path, body))
+        ident = request["id"] = identify(request.headers)
         hold = self._fleet.lease(wish)
         patience = self._patience(request, api, profile, hold) if head.stream else None
-        call = Call(request, api, body, patience, self._write_stall_s, profile.overflow == "truncate_middle")
+        may_shorten = profile.overflow == "truncate_middle"
+        call = Call(request, api, body, patience, self._write_stall_s, ident, may_shorten)
+        lease: Lease | None = None
+        failure: GarraError | None = None
+        began = self._pool.loop.time()
         try:
             try:
                 async with hold as lease:
@@ -133,6 +140,7 @@ class ProxyServer:
             async with hold as lease:
                 return await forward(call, lease, self._pool)
         except GarraError as error:
+            failure = error
             if not call.begun or patience is None:
                 raise
             patience.fail(error)
@@ -140,6 +148,8 @@ class ProxyServer:
         finally:
             if patience is not None:
                 patience.stop()
+            if request_log.isEnabledFor(logging.INFO):
+                take_down(ident, request.path, wish, lease, self._pool.loop.time() - began, failure)
 
     def _patience(self, request: web.BaseRequest, api: Api, profile: Profile, hold: Hold) -> Patience:
         settings = self._config.settings
@@ -197,9 +207,11 @@ def _model_state(status: EngineStatus, present: bool) -> str:
             return "unloaded" if present else "not_downloaded"
 
 
-def render(error: GarraError, api: Api = Api.CHAT) -> web.Response:
-    """The error as an HTTP answer."""
+def render(error: GarraError, api: Api = Api.CHAT, ident: str | None = None) -> web.Response:
+    """The error as an HTTP answer; `ident`: of the request, where it has one."""
     response = web.Response(status=error.http_status, body=error_body(error, api), content_type="application/json")
+    if ident is not None:
+        response.headers[HEADER] = ident
     if isinstance(error, EngineDown) and error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

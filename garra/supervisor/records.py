@@ -202,7 +202,8 @@ def _follow(state: State, model: Model, event: PhaseChanged, effects: list[Effec
         case Phase.READY:
             model.slots, model.idle_since, model.n_taken, model.contested = event.slots, now, 0, None
             model.learn_load(now - model.load_began)
-            model.tally.load.add(now - model.load_began)
+            model.tally.last_load_s = now - model.load_began
+            model.tally.load.add(model.tally.last_load_s)
             effects += [Fulfil(wish) for wish in model.wishes]
             model.wishes.clear()
         case Phase.BACKOFF if event.cause is not None:

@@ -30,7 +30,6 @@ from garra.tuner.search import (
 
 _FRESH_ROUND = 100_000
 """Prompts of the confirmation, which no trial has seen."""
-CONFIRM_PAIRS = 6
 _WEIGHTS = "weights"
 
 
@@ -106,6 +105,8 @@ class Tune:
     lab: Bench
     materials: Materials
     journal: Journal
+    n_pairs: int = 6
+    """Comparisons with llama-server's own defaults at the end."""
     tell: Callable[[Progress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     _measured: dict[str, list[Figures]] = field(default_factory=dict)
@@ -203,7 +204,7 @@ class Tune:
     async def _confirm(self, setting: Setting, entries: list[Entry]) -> list[tuple[Figures, Figures]]:
         """Winner and llama-server's own defaults in turns, on prompts no trial has seen."""
         pairs = []
-        for number in range(CONFIRM_PAIRS):
+        for number in range(self.n_pairs):
             got: dict[bool, Figures] = {}
             for bare in (True, False) if number % 2 == 0 else (False, True):
                 key = ["confirm", number, bare, [list(pair) for pair in setting]]
@@ -237,10 +238,8 @@ class Tune:
         keys = ["model" if key == _WEIGHTS else key for key, _ in found.setting]
         changes = {key: (getattr(self.profile, key), getattr(after, key)) for key in keys}
         notes = list(found.notes)
-        if len(pairs) < CONFIRM_PAIRS:
-            notes.append(
-                f"only {len(pairs)} of {CONFIRM_PAIRS} comparisons with llama-server's defaults came to an end"
-            )
+        if len(pairs) < self.n_pairs:
+            notes.append(f"only {len(pairs)} of {self.n_pairs} comparisons with llama-server's defaults came to an end")
         return Result(
             profile=self.profile.name,
             objective=self.objective,
