@@ -34,6 +34,7 @@ class BadRequest(GarraError):
     """The client's request cannot be routed as it stands."""
 
     http_status = 400
+    exit_code = 2
     code = "invalid_request"
 
 

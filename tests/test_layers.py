@@ -22,6 +22,10 @@ LEVELS = {
     "bill": WORDS,
     "host": WORDS,
     "downloads": WORDS,
+    "batch.lines": PURE,
+    "batch.window": PURE,
+    "batch.files": EDGE,
+    "batch.run": DRIVER,
     "bench.words": WORDS,
     "bench.arrivals": PURE,
     "bench.compare": PURE,
@@ -150,6 +154,7 @@ HOMES = {
     "pydantic_settings": ("config",),
     "aiohttp": (
         "app",
+        "batch.run",
         "bench.target",
         "engine.client",
         "proxy.control",

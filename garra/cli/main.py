@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import bench, bundle, chat, config, doctor, engine, manage, models, plan, serve, status, tune
+from garra.cli import batch, bench, bundle, chat, config, doctor, engine, manage, models, plan, serve, status, tune
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(serve.pull)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(tune.tune)
+app.command()(batch.batch)
 app.command()(manage.load)
 app.command()(manage.unload)
 app.command()(manage.pin)
