@@ -131,6 +131,7 @@ async def _serve(
         clock=clock,
         models=proxy.registry,
         follow=feed.follow,
+        record=lambda text: proxy.recorder.follow(text=text),
         reload=reloader.reload,
         shut_down=on_signal,
     )

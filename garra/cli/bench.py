@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from garra.cli import quality, replay
 from garra.cli.status import JsonOption
 from garra.errors import BadRequest
 
 if TYPE_CHECKING:
     from garra.bench.session import Wish
-    from garra.bench.words import Run, Slo
+    from garra.bench.target import Target
+    from garra.bench.words import Cell, Run, Slo
+    from garra.cli.bench_report import Bar
     from garra.cli.serving import Asked
 
 
@@ -39,6 +43,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+app.command()(quality.quality)
+app.command()(replay.record)
+app.command()(replay.replay)
 
 TargetArgument = Annotated[str, typer.Argument(metavar="PROFILE|URL", help="A profile, or any OpenAI server.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="The model to ask for, where a URL serves several.")]
@@ -120,11 +128,33 @@ def _measure(
 
 
 async def _session(one: Asked, key: str | None, wish: Wish, label: str, swap: str | None) -> Run:
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
+    from garra.bench.session import measure
+
+    swaps: list[float] = []
+
+    async def cells(target: Target, bar: Bar) -> tuple[Cell, ...]:
+        made = await measure(target, wish, pids=one.pids, stage=bar.stage, told=bar.told)
+        if swap:
+            swaps.extend(await _swaps(one, target, wish, swap))
+        return made
+
+    asked_for = {key: value for key, value in asdict(wish).items() if value is not None}
+    run = await keep_run(one, key, label, asked_for, cells)
+    return replace(run, swap_ms=tuple(swaps))
+
+
+async def keep_run(
+    one: Asked,
+    key: str | None,
+    label: str,
+    settings: Mapping[str, Any],
+    measure: Callable[[Target, Bar], Awaitable[tuple[Cell, ...]]],
+) -> Run:
+    """What `measure` gives, with all that tells where and how it was measured."""
     from garra import hardware
     from garra.bench import machine
-    from garra.bench.session import measure
     from garra.bench.target import Target
     from garra.bench.words import Run
     from garra.cli.bench_report import Bar
@@ -132,12 +162,9 @@ async def _session(one: Asked, key: str | None, wish: Wish, label: str, swap: st
     async with Target(one.url, one.model, key=key) as target:
         served = await target.served()
         with Bar() as bar:
-            cells = await measure(target, wish, pids=one.pids, stage=bar.stage, told=bar.told)
-        swaps = await _swaps(one, target, wish, swap) if swap else []
+            cells = await measure(target, bar)
         local = one.control is not None or "127.0.0.1" in one.url or "localhost" in one.url
         host = machine.identity(hardware.detect()) if local else {"address": one.url}
-    asked_for = {key: value for key, value in asdict(wish).items() if value is not None}
-    settings = {"context": served.context, "slots": served.slots} | one.settings | asked_for
     now = datetime.datetime.now(datetime.UTC)
     return Run(
         id=now.strftime("%y%m%d-%H%M%S-") + f"{now.microsecond // 1000:03d}",
@@ -146,14 +173,13 @@ async def _session(one: Asked, key: str | None, wish: Wish, label: str, swap: st
         host=host,
         engine=served.engine,
         model=served.model,
-        settings=settings,
+        settings={"context": served.context, "slots": served.slots} | one.settings | dict(settings),
         cells=cells,
         load_ms=tuple(one.load_ms),
-        swap_ms=tuple(swaps),
     )
 
 
-async def _swaps(one: Asked, target: Any, wish: Wish, other: str) -> list[float]:
+async def _swaps(one: Asked, target: Target, wish: Wish, other: str) -> list[float]:
     """First token of the model after another one took its place, less what a warm first token takes."""
     question = ({"role": "user", "content": "Say yes."},)
     taken = []

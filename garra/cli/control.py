@@ -99,8 +99,15 @@ class Control:
 
     def events(self) -> Iterator[Report]:
         """What happens, for as long as garra runs."""
+        return self._stream("/garra/v1/events")
+
+    def traffic(self, *, text: bool) -> Iterator[Report]:
+        """The shape of every request that ends, for as long as garra runs; with `text` what it asked, too."""
+        return self._stream(f"/garra/v1/traffic?text={int(text)}")
+
+    def _stream(self, path: str) -> Iterator[Report]:
         try:
-            with self._client.stream("GET", "/garra/v1/events", timeout=None) as reply:
+            with self._client.stream("GET", path, timeout=None) as reply:
                 for line in reply.iter_lines():
                     if line.startswith("data: "):
                         yield json.loads(line.removeprefix("data: "))

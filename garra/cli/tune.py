@@ -19,12 +19,13 @@ from garra.errors import BadRequest
 if TYPE_CHECKING:
     from garra.spec import EngineBuild, Profile
     from garra.store import Store
+    from garra.tuner.lab import Dose, Lab
     from garra.tuner.materials import Workbench
     from garra.tuner.search import Stage
     from garra.tuner.tune import Result
 
 _OBJECTIVES = ("tps", "ttft", "throughput", "balanced")
-_TEXT = Path(__file__).parent.parent / "data" / "quality.txt"
+TEXT = Path(__file__).parent.parent / "data" / "quality.txt"
 _CONFIRM_PART = 0.25
 """Of the budget, kept for the comparison with llama-server's own defaults."""
 
@@ -77,7 +78,7 @@ def tune(
     store = Store(paths.state_db())
     try:
         with planner() as plans:
-            bench = Workbench(wished, build, plans, Catalog(store), text or _TEXT)
+            bench = Workbench(wished, build, plans, Catalog(store), text or TEXT)
             kinds = None if weights is None else tuple(kind for kind in weights.split(",") if kind not in ("", "none"))
             facts = bench.facts(streams, bench.kinds(kinds))
             stages = knobs.stages(wished, facts, named)
@@ -104,23 +105,37 @@ async def _tune(
     build: EngineBuild,
     stages: list[Stage],
     wish: dict[str, Any],
-    dose: Any,
+    dose: Dose,
     budget_s: float,
     bench: Workbench,
     store: Store,
     fresh: bool,
     pairs: int,
 ) -> Result:
-    from garra import paths, planning
     from garra.cli.tune_report import Bar
+    from garra.tuner import journal
+    from garra.tuner.search import Rules
+    from garra.tuner.tune import Tune
+
+    written = journal.begin(store, wished.name, _key(wished, build, wish, stages), fresh=fresh)
+    seed = int(hashlib.sha256(written.tune.encode()).hexdigest()[:8], 16)
+    lab = laboratory(build, dose, seed)
+    rules = Rules(floor=wish["floor"], budget_s=budget_s * (1 - _CONFIRM_PART))
+    with Bar(budget_s, resumed=len(written.entries)) as bar:
+        tune = Tune(
+            wished, stages, rules, wish["objective"], wish["streams"], lab, bench, written, pairs, tell=bar.show
+        )
+        return await tune.run()
+
+
+def laboratory(build: EngineBuild, dose: Dose, seed: int) -> Lab:
+    """Where launches of this engine are measured."""
+    from garra import paths, planning
     from garra.engine.argv import bare_argv, server_argv
     from garra.engine.client import HttpEngine
     from garra.supervisor.process import ProcessSpawner
-    from garra.tuner import journal
     from garra.tuner.heat import hot
     from garra.tuner.lab import Lab
-    from garra.tuner.search import Rules
-    from garra.tuner.tune import Tune
 
     folder = paths.runtime_dir() / "engines"
     program = build.tool("llama-server")
@@ -130,15 +145,7 @@ async def _tune(
 
     ours = ProcessSpawner(folder, lambda plan, socket: server_argv(program, plan, socket), environment)
     bare = ProcessSpawner(folder, lambda plan, socket: bare_argv(program, plan.model_path, socket), environment)
-    written = journal.begin(store, wished.name, _key(wished, build, wish, stages), fresh=fresh)
-    seed = int(hashlib.sha256(written.tune.encode()).hexdigest()[:8], 16)
-    lab = Lab(ours, bare, HttpEngine(), dose, seed, hot=hot)
-    rules = Rules(floor=wish["floor"], budget_s=budget_s * (1 - _CONFIRM_PART))
-    with Bar(budget_s, resumed=len(written.entries)) as bar:
-        tune = Tune(
-            wished, stages, rules, wish["objective"], wish["streams"], lab, bench, written, pairs, tell=bar.show
-        )
-        return await tune.run()
+    return Lab(ours, bare, HttpEngine(), dose, seed, hot=hot)
 
 
 def _key(wished: Profile, build: EngineBuild, wish: dict[str, Any], stages: list[Stage]) -> str:

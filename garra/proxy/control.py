@@ -87,6 +87,7 @@ class ControlServer:
         clock: Clock,
         models: RegistryApi,
         follow: Callable[[], AsyncGenerator[bytes, None]],
+        record: Callable[[bool], AsyncGenerator[bytes, None]],
         reload: Callable[[], Any],
         shut_down: Callable[[], None],
     ) -> None:
@@ -94,6 +95,7 @@ class ControlServer:
         self._fleet = fleet
         self._models = models
         self._follow = follow
+        self._record = record
         self._reload = reload
         self._url = url
         self._engine = engine
@@ -108,6 +110,7 @@ class ControlServer:
         app.router.add_post("/garra/v1/profiles/{name}/unload", self.unload)
         app.router.add_post("/garra/v1/profiles/{name}/pin", self.pin)
         app.router.add_get("/garra/v1/events", self.events)
+        app.router.add_get("/garra/v1/traffic", self.traffic)
         app.router.add_post("/garra/v1/reload", self.reload)
         app.router.add_post("/garra/v1/exclusive", self.exclusive)
         app.router.add_post("/garra/v1/shutdown", self.shutdown)
@@ -169,12 +172,11 @@ class ControlServer:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The last facts and every new one, as server-sent events."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        async with contextlib.aclosing(self._follow()) as facts:
-            async for fact in facts:
-                await response.write(b"data: " + fact + b"\n\n")
-        return response
+        return await _as_events(request, self._follow())
+
+    async def traffic(self, request: web.Request) -> web.StreamResponse:
+        """The shape of every request that ends, as server-sent events; with `?text=1` what it asked, too."""
+        return await _as_events(request, self._record(request.query.get("text") in ("1", "true")))
 
     async def exclusive(self, request: web.Request) -> web.StreamResponse:
         """The machine without engines for as long as this answer is being read: `{"held": true}` once they are gone."""
@@ -213,6 +215,15 @@ class ControlServer:
             return _answer({"profile": profile.name})
         except GarraError as error:
             return render(error)
+
+
+async def _as_events(request: web.Request, told: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    async with contextlib.aclosing(told) as lines:
+        async for line in lines:
+            await response.write(b"data: " + line + b"\n\n")
+    return response
 
 
 def _recent(past: Iterable[Past], now: float) -> Recent:

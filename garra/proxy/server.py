@@ -18,6 +18,7 @@ from garra.proxy.journal import HEADER, identify, take_down
 from garra.proxy.journal import log as request_log
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.patience import Patience
+from garra.proxy.recorder import Recorder
 from garra.proxy.registry import RegistryApi
 from garra.proxy.route import FORWARDED, fingerprint, read_call, wish_of
 from garra.proxy.shapes import Api, error_body
@@ -44,6 +45,7 @@ class ProxyServer:
         self._routes |= {("GET", "/v1/models"): self.models, ("GET", "/health"): self.health}
         self._routes |= {("GET", "/metrics"): self.metrics}
         self.registry = RegistryApi(models, self._keyless_loopback)
+        self.recorder = Recorder()
         self.configure(config)
 
     def _keyless_loopback(self) -> bool:
@@ -150,6 +152,8 @@ class ProxyServer:
                 patience.stop()
             if request_log.isEnabledFor(logging.INFO):
                 take_down(ident, request.path, wish, lease, self._pool.loop.time() - began, failure)
+            if self.recorder.active:
+                self.recorder.take(request.path, body, wish, lease, began, self._pool.loop.time() - began)
 
     def _patience(self, request: web.BaseRequest, api: Api, profile: Profile, hold: Hold) -> Patience:
         settings = self._config.settings

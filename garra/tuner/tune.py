@@ -249,10 +249,10 @@ class Tune:
             kld=found.kld,
             ratio=_ratio(pairs, "output_tok_s"),
             ratio_alone=_ratio(pairs, "decode_tok_s"),
-            winner=_middle([after for _, after in pairs]),
-            defaults=_middle([before for before, _ in pairs]),
+            winner=middle([after for _, after in pairs]),
+            defaults=middle([before for before, _ in pairs]),
             decisions=tuple(found.decisions),
-            figures={name: one for name, many in self._measured.items() if (one := _middle(many)) is not None},
+            figures={name: one for name, many in self._measured.items() if (one := middle(many)) is not None},
             notes=tuple(notes),
             elapsed_s=self.elapsed_s,
             n_trials=len(self.journal.entries),
@@ -297,7 +297,7 @@ def _ratio(pairs: Sequence[tuple[Figures, Figures]], name: str) -> st.Interval |
     return st.paired_ratio(before, after, dice(1)("ratio"))
 
 
-def _middle(many: Sequence[Figures]) -> Figures | None:
+def middle(many: Sequence[Figures]) -> Figures | None:
     """The median of each figure."""
     if not many:
         return None

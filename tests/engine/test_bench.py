@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import statistics
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.support import Garra
+from tests.support import Garra, eventually, words
 
 QUICK = "-c 1,2 -n 3 --repeats 2 --prompt-tokens 64 --output-tokens 24".split()
 
@@ -178,3 +182,34 @@ def test_what_is_wrong_is_named(served: Garra, words: list[str], said: str) -> N
     assert said in done.stderr
     assert "fix:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(served: Garra, tmp_path: Path) -> None:
+    path = tmp_path / "day.jsonl"
+    command = [sys.executable, "-m", "garra", "bench", "record", "-o", str(path)]
+    with subprocess.Popen(command, env=served.env, stderr=subprocess.PIPE, text=True) as recorder:
+        assert recorder.stderr is not None
+        assert "recording" in recorder.stderr.readline()
+        handbook = "The secret handbook says: " + words(120)
+        for question in ("Who?", "Why?", "And then?"):
+            messages = [{"role": "system", "content": handbook}, {"role": "user", "content": question}]
+            body = {"model": "demo", "max_tokens": 12, "messages": messages, "ignore_eos": True}
+            assert httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        eventually(lambda: path.read_text().count("\n") >= 4)
+        recorder.send_signal(signal.SIGINT)
+        assert recorder.wait(20) == 0
+        assert f"3 requests in {path}" in recorder.stderr.read()
+    told = path.read_text()
+    assert "secret" not in told
+    rows = [json.loads(line) for line in told.splitlines()[1:]]
+    assert rows[0]["blocks"][:2] == rows[1]["blocks"][:2]
+    assert rows[1]["n_cached"] > 100
+    assert [said["role"] for said in rows[0]["messages"]] == ["system", "user"]
+    done = served.run("bench", "replay", str(path), "--speed", "0.5", "--json", timeout=120)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert cell["completed"] == 3
+    assert set(cell["output_lens"]) == {12}
+    assert cell["cache_hit_rate"] > 0.3  # what shared a beginning shares one again
+    path.write_text("{}\n")
+    assert "is no recording" in served.run("bench", "replay", str(path)).stderr
