@@ -8,7 +8,7 @@
 #   make registry-tests      downloads, imports and bundles against a hub that misbehaves: part of make test
 #   make fuzz [FUZZ_S=60]    hostile GGUF files: part of make test
 #   make soak                the long random runs, in full
-#   make bench               everything in benchmarks/: about ten minutes
+#   make bench               everything in benchmarks/: about half an hour
 #   make lock                resolve pyproject.toml anew into the lock files
 
 PYTHON ?= python3
@@ -72,6 +72,7 @@ bench: .venv/dev.stamp setup
 	$(BIN)/python benchmarks/swap_thrash.py
 	$(BIN)/python benchmarks/hundred_clients.py
 	$(BIN)/python benchmarks/download_beside.py
+	$(BIN)/python benchmarks/compare_power.py
 
 lock: .venv/bin/python
 	$(BIN)/python -m pip install --quiet uv

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OBJECTIVES = ("tps", "ttft", "throughput", "balanced")
 TEXT = Path(__file__).parent.parent / "data" / "quality.txt"
-_CONFIRM_PART = 0.25
+_CONFIRM_PART = 0.2
 """Of the budget, kept for the comparison with llama-server's own defaults."""
 
 

@@ -197,9 +197,14 @@ def _race(
             n_left = 1 if rung == len(rules.rungs) - 2 else max(1, math.ceil(len(alive) / 2))
             _end(alive[n_left:], "no gain", "others of its kind were faster")
             alive = [rival for rival in alive if rival.verdict is None]
-        if not alive or (rung and alive[0].ratio < rules.gain and not stage.advice):
+        if not alive or (rung and not stage.advice and not _promising(alive[0], rules)):
             break
     return round_
+
+
+def _promising(rival: _Rival, rules: Rules) -> bool:
+    """Worth further rounds: it gains enough so far, and while there are few rounds it won every one."""
+    return rival.ratio >= rules.gain and (len(rival.ratios) > 2 or rival.ratio_low > 1)
 
 
 def _judge(stage: Stage, rules: Rules, rivals: Sequence[_Rival]) -> Generator[Ask, Answer, None]:

@@ -221,3 +221,26 @@ def test_nobody_starves_beyond_the_bound_and_one_drain(seed: int) -> None:
     assert len(rare) > 10
     waits = [(t.granted if t.granted is not None else w.now) - t.arrived for t in rare]
     assert max(waits) <= 20 + longest_answer_s + load_s + 1
+
+
+def test_a_reserved_machine_holds_no_engine_and_those_who_wait_are_served_afterwards() -> None:
+    w = loaded(world_of("a", "b", slots=1), "a")
+    running = w.arrive(Wish("a"))
+    w.reserve(True)
+    late, other = w.arrive(Wish("a")), w.arrive(Wish("b"))
+    assert w.running == [running]  # what is being answered ends
+    w.finish(running)
+    w.memory_back("a")
+    w.ready("a")
+    w.ready("b")
+    assert phases(w) == {"a": Phase.COLD, "b": Phase.COLD}
+    assert not w.running
+    w.reserve(False)
+    w.ready("a")
+    assert late in w.running
+    w.finish(late)
+    w.advance(40)
+    for name in "ab":
+        w.memory_back(name)
+        w.ready(name)
+    assert other in w.running
