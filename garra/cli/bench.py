@@ -83,6 +83,9 @@ def run(
     cancel: Annotated[float, typer.Option(min=0, max=1, help="Part of the clients who leave after 8 tokens.")] = 0.0,
     cold: Annotated[int, typer.Option(min=0, help="Time so many cold loads first.")] = 0,
     swap: Annotated[str | None, typer.Option(help="Time swaps with this other profile.")] = None,
+    pid: Annotated[
+        list[int] | None, typer.Option("--pid", help="At a URL: the server's process, to watch its memory.")
+    ] = None,
     label: LabelOption = "",
     output: OutOption = None,
     plot: PlotOption = None,
@@ -108,18 +111,27 @@ def run(
         cancel=cancel,
     )
     wanted = read_slo(slo)
-    done = _measure(target, model, api_key, wish, label=label, cold=cold, swap=swap)
+    done = _measure(target, model, api_key, wish, label=label, cold=cold, swap=swap, pids=tuple(pid or ()))
     report.finish(done, wanted, output=output, plot=plot, as_json=as_json)
 
 
 def _measure(
-    target: str, model: str | None, key: str | None, wish: Wish, *, label: str, cold: int, swap: str | None
+    target: str,
+    model: str | None,
+    key: str | None,
+    wish: Wish,
+    *,
+    label: str,
+    cold: int,
+    swap: str | None,
+    pids: tuple[int, ...],
 ) -> Run:
     from garra.cli.serving import asked
 
     with asked(target, model) as one:
         if (cold or swap) and one.control is None:
             raise BadRequest("only a garra on this machine can be told to load and unload", fix="garra bench PROFILE")
+        one.watched = pids
         one.load()
         for _ in range(cold):
             one.unload()

@@ -29,9 +29,13 @@ class Asked:
     settings: dict[str, Any] = field(default_factory=dict)
     """How garra serves it."""
     load_ms: list[float] = field(default_factory=list)
+    watched: tuple[int, ...] = ()
+    """Processes whose memory counts, where garra does not know them; with all their children."""
 
     def pids(self) -> list[int]:
         """The engine's process, where it is on this machine."""
+        if self.watched:
+            return [one for pid in self.watched for one in _family(pid)]
         if self.control is None or self.model is None:
             return []
         pid = self.control.profile(self.model)["engine"]["pid"]
@@ -80,6 +84,16 @@ def asked(what: str, model: str | None) -> Iterator[Asked]:
         if child is not None:
             child.terminate()
             child.wait(_STOP_S)
+
+
+def _family(pid: int) -> list[int]:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.Error:
+        return []
 
 
 def _settings(profile: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def tune(
         with planner() as plans:
             bench = Workbench(wished, build, plans, Catalog(store), text or TEXT)
             kinds = None if weights is None else tuple(kind for kind in weights.split(",") if kind not in ("", "none"))
-            facts = bench.facts(streams, bench.kinds(kinds))
+            facts = bench.facts(streams, bench.kinds(kinds), alone=objective in ("tps", "ttft"))
             stages = knobs.stages(wished, facts, named)
             if explain:
                 report.explain(wished, stages, journal.last_result(store, wished.name), as_json=as_json)

@@ -119,6 +119,21 @@ _NGRAM_SIZES = {
 }
 
 
+_LONGEST_NGRAM = {"mod": 64, "map-k": 48, "map-k4v": 48, "simple": 48, "cache": 8}
+
+
+def longest_draft(profile: Profile) -> int:
+    """Tokens a slot may draft at a time; 0 where nothing is drafted. Source: common_speculative_n_max of the engine."""
+    match profile.speculation:
+        case "none":
+            return 0
+        case "ngram":
+            own = profile.ngram_draft if profile.ngram in _NGRAM_SIZES else None
+            return own or _LONGEST_NGRAM[profile.ngram]
+        case _:
+            return profile.draft_depth
+
+
 def _ngram_sizes(profile: Profile) -> list[str]:
     """How much must match and how much is drafted, where that is given and the kind has such sizes."""
     match, draft = _NGRAM_SIZES.get(profile.ngram, ("", ""))

@@ -44,10 +44,17 @@ class Knobs:
     """How many layers, from the first, keep their experts in host memory."""
     draft_depth: int = 0
     """Tokens a multi-token-prediction layer drafts; 0: none."""
+    longest_draft: int = 0
+    """Tokens drafted at a time at most, whatever drafts them."""
     cache_ram_mib: int = 0
     checkpoints: int = CHECKPOINTS
     repack: bool = True
     """Weights on the CPU are rearranged for it, where their type can be."""
+
+    @property
+    def outputs(self) -> int:
+        """Tokens whose logits are kept at once: one per slot, and as many as may be drafted."""
+        return self.slots * (1 + max(self.longest_draft, self.draft_depth))
 
     @property
     def streams(self) -> int:
@@ -98,7 +105,7 @@ def bill(
         _add(computing, "draft compute buffer", draft_compute_bytes(card, knobs))
         if computing is gpu:
             _add(host, "draft compute buffer", _inputs(card, knobs, 2))
-    _add(host, "output buffer", _F32 * card.n_vocab * knobs.slots * (1 + knobs.draft_depth))
+    _add(host, "output buffer", _F32 * card.n_vocab * knobs.outputs)
     for name, n_bytes in beside.items():
         _add(computing, name, n_bytes)
     if gpu:
@@ -150,7 +157,7 @@ def compute_bytes(card: ModelCard, knobs: Knobs) -> int:
     elements = max(alive) * ub
     if card.recurrent and (knobs.draft_depth or ub <= _CHUNK * knobs.slots):  # else it is less than the others
         elements = max(elements, _recurrent_elements(card, knobs))
-    elements = max(elements, card.n_vocab * knobs.slots * (1 + knobs.draft_depth))
+    elements = max(elements, card.n_vocab * knobs.outputs)
     mask = sum(cells) * (2 if knobs.flash else 4) * ub
     return _F32 * elements + mask + _PER_TOKEN * ub
 

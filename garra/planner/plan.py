@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from garra.bill import HOST, Bill
-from garra.engine.argv import ALL_LAYERS
+from garra.engine.argv import ALL_LAYERS, longest_draft
 from garra.errors import DoesNotFit
 from garra.host import HostSpec
 from garra.planner import memory
@@ -126,6 +126,7 @@ def knobs_of(plan: LaunchPlan) -> Knobs:
         gpu_layers=plan.gpu_layers,
         experts_on_host=plan.experts_on_host,
         draft_depth=profile.draft_depth if profile.speculation == "mtp" else 0,
+        longest_draft=longest_draft(profile),
         cache_ram_mib=profile.cache_ram_mib,
         checkpoints=plan.checkpoints,
         repack=not {"--no-repack", "-nr"} & set(profile.extra_args),
@@ -171,8 +172,8 @@ def _billed(
     account: Account | None,
     beside: Beside,
 ) -> LaunchPlan:
-    profile = rung.profile
-    notes = tuple(f"{profile.name}: {step}{_TO_FIT}" for step in rung.steps)
+    profile, wide = _wide_enough(rung.profile)
+    notes = (*(f"{profile.name}: {step}{_TO_FIT}" for step in rung.steps), *wide)
     plan = LaunchPlan(
         profile=profile,
         model_path=model_path,
@@ -195,6 +196,16 @@ def _billed(
     if account is None or _hopeless(by_formula, room):
         return plan
     return replace(plan, bill=account(plan) or by_formula)
+
+
+def _wide_enough(profile: Profile) -> tuple[Profile, tuple[str, ...]]:
+    """With a batch that holds what all slots may draft at once; the engine aborts where it does not (b11434)."""
+    draft = longest_draft(profile)
+    needed = profile.slots * (1 + draft)
+    if not draft or profile.batch >= needed:
+        return profile, ()
+    why = f"{profile.slots} slots draft up to {draft} tokens each"
+    return replace(profile, batch=needed), (f"{profile.name}: batch {needed} instead of {profile.batch}: {why}",)
 
 
 def _hopeless(bill: Bill, room: Room) -> bool:

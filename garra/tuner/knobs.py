@@ -40,6 +40,8 @@ class Facts:
     performance_cores: int | None
     streams: int
     """Clients at once, in the measurement of throughput."""
+    alone: bool = False
+    """The objective is the speed of one client alone."""
     quantises_cache: bool = True
     """Its rows are long enough for quantised caches."""
 
@@ -135,7 +137,10 @@ def _speculation(profile: Profile, facts: Facts) -> Stage:
 def _slots(profile: Profile, facts: Facts) -> Stage:
     """Only more: fewer would make those wait who need not, which no throughput shows."""
     wanted = {n for n in (facts.streams // 2, facts.streams, facts.streams * 2) if n > profile.slots}
-    return Stage("slots", _each("slots", sorted(wanted)), why=f"{profile.slots} slots are more than the streams need")
+    why = f"{profile.slots} slots are more than the streams need"
+    if facts.alone:
+        wanted, why = set(), "they are for several clients, and the objective is one alone"
+    return Stage("slots", _each("slots", sorted(wanted)), throughput=True, why=why)
 
 
 def _each(knob: str, values: Iterable[Any]) -> tuple[Mapping[str, Any], ...]:

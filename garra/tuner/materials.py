@@ -51,7 +51,7 @@ class Workbench:
         own = names.quant_of(self.source.name)
         return tuple(kind for kind in dict.fromkeys((*self._siblings, *made)) if kind != own)
 
-    def facts(self, streams: int, kinds: tuple[str, ...]) -> Facts:
+    def facts(self, streams: int, kinds: tuple[str, ...], *, alone: bool) -> Facts:
         """What decides which options there are. Raises what keeps the profile itself from being launched."""
         card, _ = parts.card_of(self.profile)
         host = planning.detect(self.build)
@@ -64,6 +64,7 @@ class Workbench:
             cores=host.cores,
             performance_cores=host.performance_cores,
             streams=streams,
+            alone=alone,
             quantises_cache=memory.row_fits(card, "q8_0"),
         )
 

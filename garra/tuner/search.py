@@ -35,6 +35,8 @@ class Stage:
     """Its rivals are held against the quality floor."""
     advice: bool = False
     """Measured and told, never taken: it is the person's choice."""
+    throughput: bool = False
+    """Judged by what all streams get together, whatever else the objective weighs."""
     why: str = ""
     """Why there is nothing to try, where there is nothing."""
 

@@ -148,7 +148,7 @@ class Tune:
             entry["elapsed_s"] = self.elapsed_s
             self.journal.add(entry)
         self._note(ask.stage, name_of(ask.setting), entry)
-        return self._as_answer(entry)
+        return self._as_answer(entry, ask.stage)
 
     def _taken(self, key: Any, entries: list[Entry]) -> Entry | None:
         """The journal's next entry, if it answers this; one that does not ends the repetition."""
@@ -179,11 +179,13 @@ class Tune:
         model = f"file:{await self.materials.weights(kind)}" if kind is not None else self.profile.model
         return replace(self.profile, model=model, **knobs)
 
-    def _as_answer(self, entry: Entry) -> Answer:
+    def _as_answer(self, entry: Entry, stage: str) -> Answer:
         figures = Figures(**entry["figures"]) if "figures" in entry else None
+        shared = any(one.throughput for one in self.stages if one.knob == stage)
+        objective: Objective = "throughput" if shared else self.objective
         return Answer(
             elapsed_s=entry["elapsed_s"],
-            score=figures.score(self.objective) if figures is not None else None,
+            score=figures.score(objective) if figures is not None else None,
             kld=entry.get("kld"),
             problem=entry.get("problem", ""),
             fits=entry.get("fits", True),

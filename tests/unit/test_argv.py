@@ -118,6 +118,16 @@ def test_a_preset_of_context_brings_its_cache_type() -> None:
     assert cached(context=32768) == (32768, "f16", "f16")
 
 
+def test_a_batch_holds_what_all_slots_may_draft() -> None:
+    """llama-server aborts at the first draft that does not fit (b11434, two slots, -b 128, n-grams of 64)."""
+    assert "-b 130 -ub 128" in speculating(speculation="ngram")
+    assert "-b 520 " in speculating(speculation="ngram", slots=8)
+    assert "-b 128 " in speculating(speculation="ngram", ngram="map-k")
+    assert "-b 128 " in speculating(speculation="mtp")
+    loaded = config.load({"profiles": {"demo": {"speculation": "ngram"}}})
+    assert "2 slots draft up to 64 tokens each" in plan_of(loaded.profiles["demo"], "cpu").notes[0]
+
+
 def test_drafting_with_a_model_needs_one() -> None:
     with pytest.raises(ConfigError, match="needs a draft_model"):
         config.load({"profiles": {"demo": {"speculation": "draft"}}})

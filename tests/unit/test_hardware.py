@@ -150,3 +150,18 @@ def test_vram_is_waited_for_until_the_driver_has_it_back(driver: StubDriver) -> 
     assert first.startswith("False")
     assert "(pid 4711) holds 5000 MiB" in first, "and who holds it is known"
     assert (half, whole) == ("False", "True")
+
+
+def test_a_measurement_sees_heat_power_and_throttling(driver: StubDriver) -> None:
+    driver.show(gpu(8192, 792), "thermal 0 92 219500 810 64")
+    script = (
+        "import json, os; from garra.bench.machine import Watch; from garra.tuner.heat import hot\n"
+        "with Watch(lambda: [os.getpid()]) as watch: pass\n"
+        "print(json.dumps(watch.seen() | {'hot': hot()}))"
+    )
+    words = [sys.executable, "-c", script]
+    told = subprocess.run(words, env=os.environ | driver.environment(), capture_output=True, text=True, check=True)
+    seen = json.loads(told.stdout)
+    assert seen["vram_mib"] == 792
+    assert (seen["gpu_celsius"], seen["power_w"], seen["throttled"], seen["hot"]) == (92, 219.5, "power, thermal", True)
+    assert seen["ram_mib"] > 5

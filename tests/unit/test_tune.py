@@ -133,6 +133,7 @@ def test_knobs_come_in_the_order_that_works_and_fit_the_machine() -> None:
     assert {"threads": 6} in options("threads", cores=8, performance_cores=6)
     assert {one["slots"] for one in options("slots")} == {4, 8}
     assert options("slots", replace(DEMO, slots=16)) == []
+    assert options("slots", alone=True) == []
     assert options("cache_type", quantises_cache=False) == []
     assert options("flash_attention", replace(DEMO, cache_type_v="q8_0")) == []
     mtp = options("speculation", replace(DEMO, speculation="mtp", draft_depth=2), drafts=True)
