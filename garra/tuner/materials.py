@@ -78,8 +78,8 @@ class Workbench:
         )
 
     async def plan(self, profile: Profile) -> LaunchPlan:
-        """Raises DoesNotFit unless it fits as it asks."""
-        made = await asyncio.to_thread(self.planner.plan, profile, whole=True)
+        """Raises DoesNotFit unless it fits as it asks, into what is free now: no engine of ours is up."""
+        made = await asyncio.to_thread(self.planner.plan, profile)
         if made.rung:
             raise DoesNotFit(f"it does not fit as it asks: {made.notes[0] if made.notes else 'memory is short'}")
         return made

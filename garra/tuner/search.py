@@ -19,6 +19,7 @@ from garra.bench import statistics as st
 
 _STUDENT = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36}
 """Quantiles of Student's t at 97.5 %, by degrees of freedom."""
+_EQUAL = 0.02
 Setting = tuple[tuple[str, Any], ...]
 """Knobs turned away from the profile, by name, sorted. Empty: the profile as it is."""
 ORIGINAL: Setting = ()
@@ -194,7 +195,7 @@ def _race(
         if stage.changes_answers and rung == 0:
             yield from _judge(stage, rules, [rival for rival in alive if rival.ratio > 1])
             alive = [rival for rival in alive if rival.verdict is None]
-        alive.sort(key=lambda rival: rival.ratio, reverse=True)
+        alive = _ranked(alive)
         if rung:
             n_left = 1 if rung == len(rules.rungs) - 2 else max(1, math.ceil(len(alive) / 2))
             _end(alive[n_left:], "no gain", "others of its kind were faster")
@@ -202,6 +203,14 @@ def _race(
         if not alive or (rung and not stage.advice and not _promising(alive[0], rules)):
             break
     return round_
+
+
+def _ranked(rivals: list[_Rival]) -> list[_Rival]:
+    """The fastest first; of those that are as good as equal, the one named first: it costs least."""
+    best = max((rival.ratio for rival in rivals), default=0.0)
+    equal = [rival for rival in rivals if rival.ratio >= best - _EQUAL]
+    rest = [rival for rival in rivals if rival not in equal]
+    return equal + sorted(rest, key=lambda rival: rival.ratio, reverse=True)
 
 
 def _promising(rival: _Rival, rules: Rules) -> bool:

@@ -88,3 +88,15 @@ def test_or_loses_its_middle_and_says_so(garra: Garra, stream: bool) -> None:
     hopeless = {"model": "demo", "messages": [{"role": "system", "content": words(900)}]}
     assert httpx.post(f"{garra.url}/v1/chat/completions", json=hopeless, timeout=60).status_code == 400
     assert garra.engine()["leases"] == 0
+
+
+def test_drafting_that_loses_is_turned_off_while_it_serves(garra: Garra, demo_model: Path) -> None:
+    """A model that drafts for itself is always right and always twice as slow: on a CPU that loses beyond doubt."""
+    settings = f'speculation = "draft"\ndraft_model = "file:{demo_model}"\ncontext = 1024\nslots = 1'
+    garra.configure(f"[profiles.demo]\n{settings}").up("demo")
+    drafted = [ask(garra, f"Story {n}.", n=24, ignore_eos=True)["timings"].get("draft_n", 0) > 0 for n in range(20)]
+    assert 7 <= sum(drafted) <= 13  # both kinds while it learns
+    assert "off: it loses" in garra.engine()["drafting"]
+    assert "drafting off: it loses" in garra.run("status").stdout
+    later = [ask(garra, f"Tale {n}.", n=24, ignore_eos=True)["timings"].get("draft_n", 0) > 0 for n in range(8)]
+    assert sum(later) <= 1

@@ -83,6 +83,13 @@ def test_the_fast_one_is_found_and_the_broken_one_is_rejected() -> None:
         assert verdicts(found)[(("weights", "Q4_0"),)] == "quality"
 
 
+def test_of_equals_the_one_named_first_is_kept() -> None:
+    found = [
+        run([stage("slots", 4, 8)], world({("slots", 4): 1.2, ("slots", 8): 1.2}, seed=seed)) for seed in range(20)
+    ]
+    assert sum(dict(one.setting).get("slots") == 4 for one in found) >= 12
+
+
 def test_noise_is_not_taken_for_a_gain() -> None:
     """Of whole tunes with eight rivals that all do nothing, on a machine whose trials spread by 2 %."""
     taken = sum(run(STAGES, world({}, seed=seed, noise=0.02)).setting != ORIGINAL for seed in range(100))
