@@ -14,12 +14,14 @@ from garra.bench.load import Label, Told, closed_loop, open_loop
 from garra.bench.machine import Watch
 from garra.bench.target import Target
 from garra.bench.words import Below, Cell, Sample, Talk
-from garra.bench.workload import kind_of
+from garra.bench.workload import Kind, kind_of
+from garra.errors import BadRequest
 
 Pids = Callable[[], Sequence[int]]
 Stage = Callable[[str, int], None]
 """Told what comes next, and how many requests it has."""
 _CANCELLED_AFTER = 8
+_SHORTEST_PROMPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +126,31 @@ async def _talks(target: Target, wish: Wish, workload: str, load: str, n: int) -
         talks = dataset.read(Path(workload), n * n_rounds, wish.n_output)
         return [[talks[(round_ * n + place) % len(talks)] for place in range(n)] for round_ in range(n_rounds)]
     kind, named, count = kind_of(workload), dice(wish.seed), sizing.counter(target)
+    n_prompt = _fitting(kind, wish, (await target.served()).context)
     fits = sizing.Sizer(count)
     rounds = []
     for round_ in range(n_rounds):
         talks = []
         for place in range(n if round_ < wish.repeats else n_last):
-            recipe = kind.recipe(named, f"{load} {round_} {place}", wish.n_prompt, wish.n_output)
+            recipe = kind.recipe(named, f"{load} {round_} {place}", n_prompt, wish.n_output)
             talk = await fits.sized(recipe)
             if wish.cancel and named(f"cancel {load} {round_} {place}")(1000) < wish.cancel * 1000:
                 talk = replace(talk, cancel_after=_CANCELLED_AFTER)
             talks.append(talk)
         rounds.append(talks)
     return rounds
+
+
+def _fitting(kind: Kind, wish: Wish, n_ctx: int | None) -> int:
+    """Prompt tokens that leave room for the answers. Raises BadRequest where those that were asked for do not."""
+    n_answer = (wish.n_output or kind.n_output) * kind.n_turns + kind.n_later
+    n_prompt = wish.n_prompt or kind.n_prompt
+    if n_ctx is None or n_prompt + n_answer <= n_ctx:
+        return n_prompt
+    left = n_ctx - n_answer
+    if wish.n_prompt is not None or left < _SHORTEST_PROMPT:
+        raise BadRequest(
+            f"{kind.name}: prompts of {n_prompt} tokens and their answers do not fit into a context of {n_ctx}",
+            fix=f"--prompt-tokens {max(_SHORTEST_PROMPT, left)}, or fewer --output-tokens",
+        )
+    return left

@@ -59,6 +59,9 @@ class Kind:
     n_output: int
     make: Callable[[Kind, Below, Below, int], Recipe]
     """Of this kind, from dice of the conversation and dice of the whole workload, so many prompt tokens."""
+    n_turns: int = 1
+    n_later: int = 0
+    """Tokens the later turns add besides their answers, about."""
 
     def recipe(self, dice: Dice, key: str, n_prompt: int | None = None, n_output: int | None = None) -> Recipe:
         """The conversation of this key."""
@@ -148,7 +151,7 @@ KINDS: dict[str, Kind] = {
         Kind("code_edit", 512, 256, _code_edit),
         Kind("long_context", 4096, 64, _chat),
         Kind("shared_prefix", 1024, 64, _shared_prefix),
-        Kind("agent", 768, 64, _agent),
+        Kind("agent", 768, 64, _agent, n_turns=4, n_later=600),
         Kind("json", 256, 96, _json),
     )
 }

@@ -36,7 +36,8 @@ def record(
     traffic = Control().traffic(text=text)
     count = 0
     try:
-        file = output.open("w", encoding="utf-8")
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it may hold what people wrote
+        file = os.fdopen(handle, "w", encoding="utf-8")
     except OSError as error:
         raise BadRequest(f"cannot write {output}: {error.strerror}", fix="choose another -o") from None
     with file:

@@ -41,7 +41,7 @@ class Call(NamedTuple):
     patience: Patience | None
     """For streams."""
     stall_s: float
-    id: str = ""
+    id: bytes = b""
     may_shorten: bool = False
     """A conversation that outgrew its slot is asked again without its middle."""
 
@@ -80,8 +80,8 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
         if call.begun:
             first = _as_comments(told, chunked)
         else:
-            told["X-Request-Id"] = call.id.encode()
-            first = _head_bytes(head, chunked, closing) + _as_headers(told) + _date()
+            own = b"X-Request-Id: %b\r\n" % call.id + (_as_headers(told) if told else b"")
+            first = _head_bytes(head, chunked, closing) + own + _date()
         strip = head.framing is Framing.CHUNKED and not chunked
         try:
             ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)

@@ -31,6 +31,8 @@ def identify(headers: Mapping[str, str]) -> str:
 
 def take_down(ident: str, path: str, wish: Wish, lease: Lease | None, seconds: float, error: GarraError | None) -> None:
     """The request is over. No word of what was asked or answered is written."""
+    if not log.isEnabledFor(logging.INFO):
+        return
     told: dict[str, object] = {
         "request_id": ident, "path": path, "profile": wish.profile, "client": wish.client,
         "priority": wish.priority.name.lower(), "e2e_ms": round(seconds * 1e3, 1),

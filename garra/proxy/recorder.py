@@ -27,6 +27,8 @@ class Recorder:
 
     def take(self, path: str, body: bytes, wish: Wish, lease: Lease | None, began_s: float, e2e_s: float) -> None:
         """A request is over."""
+        if not self._followers:
+            return
         messages, blocks, wanted = shape_of(body)
         usage = lease.usage if lease is not None else None
         told = Recorded(began_s, wish.profile, path, wanted, messages, blocks, round(e2e_s, 4))

@@ -127,10 +127,11 @@ class ProxyServer:
         hold = self._fleet.lease(wish)
         patience = self._patience(request, api, profile, hold) if head.stream else None
         may_shorten = profile.overflow == "truncate_middle"
-        call = Call(request, api, body, patience, self._write_stall_s, ident, may_shorten)
+        call = Call(request, api, body, patience, self._write_stall_s, ident.encode(), may_shorten)
         lease: Lease | None = None
         failure: GarraError | None = None
-        began = self._pool.loop.time()
+        noted = self.recorder.active or request_log.isEnabledFor(logging.INFO)
+        began = self._pool.loop.time() if noted else 0.0
         try:
             try:
                 async with hold as lease:
@@ -150,10 +151,10 @@ class ProxyServer:
         finally:
             if patience is not None:
                 patience.stop()
-            if request_log.isEnabledFor(logging.INFO):
-                take_down(ident, request.path, wish, lease, self._pool.loop.time() - began, failure)
-            if self.recorder.active:
-                self.recorder.take(request.path, body, wish, lease, began, self._pool.loop.time() - began)
+            if noted:
+                seconds = self._pool.loop.time() - began
+                take_down(ident, request.path, wish, lease, seconds, failure)
+                self.recorder.take(request.path, body, wish, lease, began, seconds)
 
     def _patience(self, request: web.BaseRequest, api: Api, profile: Profile, hold: Hold) -> Patience:
         settings = self._config.settings

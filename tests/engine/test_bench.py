@@ -213,3 +213,20 @@ def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(served: G
     assert cell["cache_hit_rate"] > 0.3  # what shared a beginning shares one again
     path.write_text("{}\n")
     assert "is no recording" in served.run("bench", "replay", str(path)).stderr
+
+
+def test_loads_and_swaps_are_timed(garra: Garra, demo_model: Path) -> None:
+    garra.configure(
+        f'memory_budget_mib = 900\n[profiles.other]\nmodel = "file:{demo_model}"\ncontext = 8192\nmin_resident_s = 0\n'
+        "[profiles.demo]\nmin_resident_s = 0"
+    ).up("demo")
+    words = "-c 1 -n 1 --repeats 2 --prompt-tokens 48 --output-tokens 8 --cold 2 --swap other".split()
+    done = garra.run("bench", "demo", *words, "--json", timeout=200)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["garra_run"]
+    assert len(told["load_ms"]) == 2
+    assert len(told["swap_ms"]) == 2
+    assert min(told["load_ms"] + told["swap_ms"]) > 50
+    too_long = garra.run("bench", "demo", "--prompt-tokens", "9000")
+    assert too_long.returncode == 2
+    assert "do not fit into a context of 8192" in too_long.stderr
