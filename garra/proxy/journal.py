@@ -16,7 +16,7 @@ log = logging.getLogger("garra.requests")
 """Silent unless somebody lets it speak: see garra/logs.py."""
 
 HEADER = "X-Request-Id"
-_GIVEN = re.compile(r"[\w.:-]{1,64}")
+_GIVEN = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _PREFIX = secrets.token_hex(4)
 _numbers = itertools.count(1)
 

@@ -179,7 +179,7 @@ def _race(
             round_ += 1
             if incumbent.verdict is not None:
                 found.notes.append(f"{stage.knob}: the incumbent itself failed: {incumbent.detail}")
-                _end(alive, "failed", "nothing to compare with")
+                _end([rival for rival in alive if rival.verdict is None], "failed", "nothing to compare with")
                 return round_
             for rival in alive:
                 if rival.verdict is None:

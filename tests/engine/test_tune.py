@@ -178,12 +178,12 @@ def test_weights_are_made_judged_and_kept_with_their_provenance(garra: Garra) ->
 @pytest.mark.timeout(200)
 def test_what_cannot_fit_is_refused_before_it_is_started(garra: Garra) -> None:
     free_mib = psutil.virtual_memory().available // (1 << 20)
-    garra.env["GARRA_RAM_MARGIN_MIB"] = str(free_mib - 1400)  # eight slots of demo take 1.8 GiB
-    words = "--only slots --streams 4 --prompt-tokens 32 --output-tokens 8 --pairs 0 --weights none --json".split()
+    garra.env["GARRA_RAM_MARGIN_MIB"] = str(free_mib - 4900)  # 16 slots of demo take 3.3 GiB, 32 take 6.3
+    words = "--only slots --streams 16 --prompt-tokens 32 --output-tokens 8 --pairs 0 --weights none --json".split()
     done = garra.run("tune", "demo", *words, timeout=180)
     assert done.returncode == 0, done.stderr
     rejected = {one["setting"]: one for one in json.loads(done.stdout)["rejected"]}
-    assert rejected["slots=8"]["why"] == "does not fit"
-    assert "MiB of RAM are missing" in rejected["slots=8"]["detail"] or "KV cache" in rejected["slots=8"]["detail"]
-    assert "-np 4" in garra.engine_log()
-    assert "-np 8" not in garra.engine_log()
+    assert rejected["slots=32"]["why"] == "does not fit"
+    assert "MiB of RAM are missing" in rejected["slots=32"]["detail"] or "KV cache" in rejected["slots=32"]["detail"]
+    assert "-np 8" in garra.engine_log()
+    assert "-np 32" not in garra.engine_log()

@@ -139,6 +139,18 @@ def test_an_incumbent_that_fails_is_told_and_the_search_goes_on() -> None:
     assert found.setting == (("slots", 4),)
 
 
+def test_whose_incumbent_fails_later_keeps_its_own_end() -> None:
+    def told(ask: Ask) -> Answer:
+        if ask.setting == ORIGINAL and isinstance(ask, Speed) and ask.round == 1:
+            return Answer(1.0, problem="it hangs")
+        if ask.setting:
+            return Answer(1.0, problem="it died") if ask.round == 1 else Answer(1.0, score=1.0)  # type: ignore[union-attr]
+        return Answer(1.0, score=1.0)
+
+    (decision,) = run([stage("threads", 2)], told).decisions
+    assert (decision.verdict, decision.detail) == ("failed", "it died")
+
+
 def test_the_hopeless_are_not_measured_again() -> None:
     asked: list[Ask] = []
     run([stage("threads", 1, 2, 3, 4)], world({("threads", 1): 0.5, ("threads", 3): 1.3}, asked=asked))
