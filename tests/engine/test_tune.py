@@ -20,7 +20,7 @@ import pytest
 from tests.support import Garra, eventually
 
 SMALL = (
-    "--weights none --streams 2 --prompt-tokens 48 --output-tokens 16 --pairs 3 --trial-limit 6s --budget 3m".split()
+    "--weights none --streams 2 --prompt-tokens 48 --output-tokens 16 --pairs 3 --trial-limit 9s --budget 3m".split()
 )
 
 
