@@ -13,7 +13,7 @@ from garra.batch import lines
 from garra.batch.files import Output
 from garra.batch.lines import Asked
 from garra.batch.window import Window
-from garra.errors import EngineDown
+from garra.errors import EngineDown, GarraError
 
 _LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1800)
 _QUICK = aiohttp.ClientTimeout(total=10)
@@ -104,7 +104,10 @@ class Batch:
         self._changed = asyncio.Event()
 
     async def run(self, urls: Sequence[str]) -> Progress:
-        """Until every request has its line. Raises EngineDown when no server answers for as long as patience lasts."""
+        """Until every request has its line.
+
+        Raises EngineDown when no server answers for as long as patience lasts, DownloadFailed when the disk is full.
+        """
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)  # engines close idle ones after 5 s
         async with aiohttp.ClientSession(
             connector=connector, timeout=_LIMIT, headers=self._headers, auto_decompress=True
@@ -116,7 +119,7 @@ class Batch:
                     for server in self._progress.servers:
                         for _ in range(int(server.window.ceiling)):
                             tasks.create_task(self._clerk(session, server))
-            except* EngineDown as group:
+            except* GarraError as group:
                 raise group.exceptions[0] from None
             finally:
                 syncing.cancel()

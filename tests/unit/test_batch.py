@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import test_utils, web
 
 from garra.batch import files, lines
+from garra.batch.run import Batch, Progress
 from garra.batch.window import MOST, Window
-from garra.errors import BadRequest, Taken
+from garra.errors import BadRequest, DownloadFailed, Taken
 
 
 def line(custom_id: str, **more: Any) -> str:
@@ -104,3 +106,25 @@ def test_a_server_is_given_what_it_takes() -> None:
     unknown.answered()
     assert unknown.failed() == 0.5
     assert Window(3, exact=True).n == 3
+
+
+class FullDisk(files.Output):
+    """Takes nothing any more."""
+
+    def write(self, line: bytes) -> None:
+        raise DownloadFailed("cannot write out.jsonl: No space left on device", fix="make room")
+
+
+async def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.json_response({"data": [], "choices": []})
+
+    wanted = files.look_through(written(tmp_path / "in.jsonl", *(line(str(n)) for n in range(6))))
+    async with test_utils.RawTestServer(answer) as server:
+        with FullDisk(tmp_path / "out.jsonl") as output, files.Output(tmp_path / "errors.jsonl") as errors:
+            batch = Batch(
+                wanted.requests(set()), Progress(wanted.n, 0), output, errors, model=None, key=None, patience_s=5,
+                concurrency=2,
+            )  # fmt: skip
+            with pytest.raises(DownloadFailed, match="No space left"):
+                await batch.run([str(server.make_url("/"))])
