@@ -120,7 +120,10 @@ class Garra:
                 probe.connect(str(self.runtime / "control.sock"))
             except OSError:
                 return None
-        return self.status()
+        try:
+            return self.status()
+        except httpx.ConnectError:  # it ended in between; `said` tells why
+            return None
 
     def report(self, profile: str = "demo") -> Json:
         rows = self.status()["profiles"]
