@@ -28,6 +28,7 @@ from garra.proxy.control import ControlServer
 from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
+from garra.registry.cards import Cards
 from garra.registry.jobs import Jobs
 from garra.reload import Reloader
 from garra.spec import EngineStatus, Phase
@@ -111,7 +112,7 @@ async def _serve(
     )
     url = _url(listener)
     jobs = Jobs(shop.catalog, clock, room=shop.room, in_use=lambda: _models_in_use(fleet))
-    proxy = ProxyServer(config, fleet, pool, jobs)
+    proxy = ProxyServer(config, fleet, pool, jobs, Cards(models.locate))
 
     def apply(after: Config) -> None:
         shop.configure(after)

@@ -20,10 +20,12 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from garra import paths, spec, traffic
-from garra.config_tables import KeyTable, PriorityName, ProfileTable, SamplingTable
+from garra.config_tables import EditsTable, KeyTable, MendTable, PriorityName, ProfileTable, SamplingTable
 from garra.errors import ConfigError, UnknownModel
 
 DEFAULT_ORIGIN = "default"
+_LATEST = ":latest"
+"""Clients of Ollama put it behind names that carry no tag."""
 _PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
@@ -95,13 +97,13 @@ class Config:
     origins: Mapping[str, str]
     """Dotted key -> layer; a key that no layer sets is a built-in default."""
     labels: Mapping[str, spec.Profile]
-    """Profiles by name and by alias."""
+    """Profiles by name, by alias, and each with its variants: `name:variant`."""
     keys: Mapping[str, traffic.ClientKey]
     """Known clients by the hash of their key."""
 
     def profile(self, name: str) -> spec.Profile:
         """The profile of this name or alias. Raises UnknownModel, naming what exists."""
-        if (profile := self.labels.get(name)) is not None:
+        if (profile := self.labels.get(name) or self.labels.get(name.removesuffix(_LATEST))) is not None:
             return profile
         near = difflib.get_close_matches(name[:100], self.profiles, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -131,7 +133,12 @@ def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = Non
     except ValidationError as error:
         raise _explain(error, origins) from None
     profiles = {name: table.to_spec(name) for name, table in settings.profiles.items()}
-    labels = {label: profile for profile in profiles.values() for label in (profile.name, *profile.aliases)}
+    labels: dict[str, spec.Profile] = {}
+    for name, table in settings.profiles.items():
+        for label in (name, *table.aliases):
+            labels[label] = profiles[name]
+            variants = table.variants_of(profiles[name])
+            labels |= {f"{label}:{variant}": changed for variant, changed in variants.items()}
     keys = {
         table.sha256: traffic.ClientKey(name, traffic.Priority[table.priority.upper()])
         for name, table in settings.keys.items()
@@ -209,8 +216,12 @@ def _table_of(location: list[str]) -> tuple[type[BaseModel], int]:
     table = tables.get(location[0]) if location else None
     if table is None or len(location) < 3:
         return Settings, min(len(location), 2 if table else 1)
-    if location[2] == "sampling" and len(location) > 3:
-        return SamplingTable, 4
+    parts: dict[str, type[BaseModel]] = {"sampling": SamplingTable, "body": EditsTable, "mend": MendTable}
+    nested = parts.get(location[2])
+    if nested is not None and len(location) > 3:
+        return nested, 4
+    if location[2] == "variants" and len(location) > 4:
+        return EditsTable, 5
     return table, 3
 
 

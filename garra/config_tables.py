@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from garra import spec
+from garra.apis.edits import merged
+from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling
 from garra.engine import argv
 from garra.errors import ConfigError
 from garra.registry.source import parse_source
@@ -33,6 +36,8 @@ DRAFT_DEPTHS: Mapping[str, int] = {"mtp": 2, "draft": 4}
 NGRAM_SIZES: Mapping[str, tuple[int, int]] = {"map-k": (6, 16)}
 """Match and draft where a kind's own sizes (12, 48) are not the best: 1.21x against 1.15x on code (measured, CPU)."""
 PriorityName = Literal["interactive", "normal", "batch"]
+_VARIANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_ROUTING = frozenset({"model", "stream"})
 
 
 class SamplingTable(BaseModel, extra="forbid"):
@@ -44,11 +49,45 @@ class SamplingTable(BaseModel, extra="forbid"):
     repeat_penalty: float | None = Field(None, gt=0)
 
 
+class EditsTable(BaseModel, extra="forbid"):
+    """Changes to the bodies of requests; of a variant, or a part of its profile."""
+
+    defaults: dict[str, Any] = {}
+    force: dict[str, Any] = {}
+    strip: list[str] = []
+
+    @field_validator("defaults", "force", "strip")
+    @classmethod
+    def _routing_is_left_alone(cls, value: dict[str, Any] | list[str]) -> dict[str, Any] | list[str]:
+        taken = sorted(_ROUTING.intersection(value))
+        if taken:
+            raise ValueError(f"{', '.join(taken)} belong to the client: garra answers by them")
+        return value
+
+    def to_edits(self) -> Edits:
+        return Edits(self.defaults, self.force, tuple(self.strip))
+
+
+class MendTable(BaseModel, extra="forbid"):
+    """Mendings, each with its switch. docs/api.md says what they do."""
+
+    system: OnOffAuto = "auto"
+    tools: Literal["refuse", "drop"] = "refuse"
+    text_format: bool = True
+    billing_block: bool = True
+    responses_stream: bool = True
+    template_errors: bool = True
+    unfinished: bool = True
+    sessions: bool = True
+
+
 class ProfileTable(BaseModel, extra="forbid"):
     """One `[profiles.NAME]` table. The field docs are in docs/profiles.md."""
 
     model: str
     description: str = ""
+    kind: Kind = "chat"
+    pooling: Pooling | None = None
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     download_bytes: int | None = Field(None, gt=0)
     context: Literal["short", "medium", "long"] | Annotated[int, Field(ge=256, le=10_000_000)] = "medium"
@@ -58,7 +97,7 @@ class ProfileTable(BaseModel, extra="forbid"):
     ubatch: int = Field(512, ge=32, le=65536)
     threads: Literal["physical"] | Annotated[int, Field(ge=1, le=1024)] = "physical"
     gpu_layers: Literal["all"] | Annotated[int, Field(ge=0, le=10_000)] = "all"
-    flash_attention: spec.OnOffAuto = "on"
+    flash_attention: OnOffAuto = "on"
     cache_type_k: spec.KvType | None = None
     cache_type_v: spec.KvType | None = None
     cache_ram_mib: int = Field(512, ge=0)
@@ -70,7 +109,7 @@ class ProfileTable(BaseModel, extra="forbid"):
     ngram_match: int | None = Field(None, ge=1, le=1024)
     ngram_draft: int | None = Field(None, ge=1, le=1024)
     overflow: spec.Overflow = "error"
-    reasoning: spec.OnOffAuto = "auto"
+    reasoning: OnOffAuto = "auto"
     sampling: SamplingTable = SamplingTable.model_construct()
     max_tokens: int | None = Field(None, ge=1)
     text_only: bool = True
@@ -88,6 +127,9 @@ class ProfileTable(BaseModel, extra="forbid"):
     stop_grace_s: float = Field(10, gt=0)
     aliases: list[str] = []
     extra_args: list[str] = []
+    body: EditsTable = EditsTable.model_construct()
+    mend: MendTable = MendTable.model_construct()
+    variants: dict[str, EditsTable] = {}
 
     @field_validator("model", "draft_model")
     @classmethod
@@ -96,6 +138,14 @@ class ProfileTable(BaseModel, extra="forbid"):
             parse_source(value or "file:none")
         except ConfigError as error:
             raise ValueError(f"{error.what}; {error.fix}") from None
+        return value
+
+    @field_validator("variants")
+    @classmethod
+    def _variants_have_plain_names(cls, value: dict[str, EditsTable]) -> dict[str, EditsTable]:
+        for name in value:
+            if not _VARIANT_NAME.fullmatch(name):
+                raise ValueError(f'variant name "{name}": use lower-case letters, digits, "_" and "-", 40 at most')
         return value
 
     @field_validator("extra_args")
@@ -113,6 +163,10 @@ class ProfileTable(BaseModel, extra="forbid"):
         _, cache_type_v = self.cache_types()
         if self.flash_attention == "off" and cache_type_v not in ("f16", "bf16", "f32"):
             raise ValueError(f'cache_type_v = "{cache_type_v}" needs flash_attention = "on"')
+        if self.kind != "chat" and self.speculation != "none":
+            raise ValueError(f'kind = "{self.kind}" decodes nothing: speculation does not go with it')
+        if self.pooling is not None and self.kind == "chat":
+            raise ValueError('pooling needs kind = "embedding" or "rerank"')
         if self.speculation == "draft" and self.draft_model is None:
             raise ValueError('speculation = "draft" needs a draft_model')
         return self
@@ -127,13 +181,14 @@ class ProfileTable(BaseModel, extra="forbid"):
     def to_spec(self, name: str) -> spec.Profile:
         """The profile with presets resolved to numbers."""
         resolved = "context slots threads gpu_layers sampling aliases extra_args cache_type_k cache_type_v draft_depth "
-        resolved += "ngram_match ngram_draft"
+        resolved += "ngram_match ngram_draft body mend variants batch ubatch"
         plain = self.model_dump(exclude=set(resolved.split()))
         cache_type_k, cache_type_v = self.cache_types()
         match, draft = NGRAM_SIZES.get(self.ngram, (None, None))
+        n_ctx = CONTEXT_PRESETS[self.context].n_ctx if isinstance(self.context, str) else self.context
         return spec.Profile(
             name=name,
-            context=CONTEXT_PRESETS[self.context].n_ctx if isinstance(self.context, str) else self.context,
+            context=n_ctx,
             slots=self.slots or MODE_SLOTS[self.mode],
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
@@ -142,11 +197,22 @@ class ProfileTable(BaseModel, extra="forbid"):
             draft_depth=self.draft_depth or DRAFT_DEPTHS.get(self.speculation, 0),
             threads=None if self.threads == "physical" else self.threads,
             gpu_layers=None if self.gpu_layers == "all" else self.gpu_layers,
+            batch=self.batch if self.kind == "chat" else max(self.batch, n_ctx),
+            ubatch=self.ubatch if self.kind == "chat" else max(self.ubatch, n_ctx),
             sampling=spec.Sampling(**self.sampling.model_dump()),
+            edits=self.body.to_edits(),
+            mends=Mends(**self.mend.model_dump()),
             aliases=tuple(self.aliases),
             extra_args=tuple(self.extra_args),
             **plain,
         )
+
+    def variants_of(self, base: spec.Profile) -> dict[str, spec.Profile]:
+        """What each variant is, by its name: the same engine, other edits."""
+        return {
+            name: replace(base, edits=merged(base.edits, table.to_edits()), variant=name)
+            for name, table in self.variants.items()
+        }
 
 
 class KeyTable(BaseModel, extra="forbid"):

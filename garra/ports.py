@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from garra.bill import Claim, Need, Place
+from garra.dialogue import Kind, Traits
 from garra.downloads import DownloadStatus
 from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
 from garra.tally import Tally
@@ -98,8 +99,9 @@ class EngineHttp(Protocol):
 
     async def props(self, socket: Path) -> EngineProps: ...
 
-    async def warm_up(self, socket: Path) -> float:
-        """One token, so that the first client does not pay for lazy allocations; seconds of prefill per token of it.
+    async def warm_up(self, socket: Path, kind: Kind = "chat") -> float:
+        """One token, or what else its kind gives, so that the first client does not pay for lazy allocations; seconds
+        of prefill per token of it.
 
         Raises EngineDown when the token does not come.
         """
@@ -154,6 +156,11 @@ class Lease(Protocol):
     def usage(self) -> Usage | None: ...
 
     @property
+    def traits(self) -> Traits:
+        """What the model's template can do."""
+        ...
+
+    @property
     def drafts(self) -> bool:
         """False: this request is to go without drafts, so that they can be compared."""
         ...
@@ -164,6 +171,10 @@ class Lease(Protocol):
 
     def shortened(self) -> None:
         """The conversation lost its middle to fit."""
+        ...
+
+    def mended(self, what: str) -> None:
+        """Something of the request or its answer had to be mended; counted by name."""
         ...
 
     def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:
@@ -228,6 +239,10 @@ class Fleet(Protocol):
 
     def present(self, profile: str) -> bool:
         """Whether the model's file is on this machine."""
+        ...
+
+    def address(self, profile: str) -> Path | None:
+        """The socket of its engine while that is READY, for questions that take no slot."""
         ...
 
 

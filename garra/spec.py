@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from garra import dialogue
 from garra.bill import Bill, Claim
+from garra.dialogue import OnOffAuto
 
 MIB = 1024 * 1024
 
@@ -17,7 +19,7 @@ Speculation = Literal["none", "mtp", "ngram", "draft"]
 Ngram = Literal["mod", "map-k", "map-k4v", "simple", "cache"]
 Overflow = Literal["error", "truncate_middle"]
 Mode = Literal["low_latency", "high_throughput"]
-OnOffAuto = Literal["on", "off", "auto"]
+
 Backend = Literal["cpu", "cuda", "vulkan", "hip", "metal"]
 BuildMode = Literal["native", "portable", "dev"]
 
@@ -131,6 +133,13 @@ class Profile:
     load_timeout_s: float
     stop_grace_s: float
     description: str = ""
+    kind: dialogue.Kind = "chat"
+    pooling: dialogue.Pooling | None = None
+    """Of embeddings; None: the model's own."""
+    edits: dialogue.Edits = dialogue.NO_EDITS
+    mends: dialogue.Mends = dialogue.ALL_MENDS
+    variant: str = ""
+    """Which of its variants was asked for: other edits, the same engine."""
     max_tokens: int | None = None
     """Longest answer where a request sets no limit; None: as long as the context."""
     sampling: Sampling = Sampling()
@@ -163,6 +172,9 @@ _ONLY_GARRAS: dict[str, Any] = {
     "stall_s": 0.0,
     "memory_mib": None,
     "overflow": "error",
+    "edits": dialogue.NO_EDITS,
+    "mends": dialogue.ALL_MENDS,
+    "variant": "",
     "pin": False,
     "download_bytes": None,
 }
@@ -251,6 +263,7 @@ class EngineProps:
     slot_context: int
     model_path: str
     build: str
+    traits: dialogue.Traits = dialogue.UNKNOWN_TRAITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class Tally:
     """Requests asked once more because the engine died before it answered."""
     truncated: int = 0
     """Conversations that lost their middle to fit."""
+    mended: Counter[str] = field(default_factory=Counter)
+    """Mendings of requests and answers, by name."""
     decode_tok_s: float | None = None
     """A moving average over answers of some length."""
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))

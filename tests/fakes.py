@@ -11,6 +11,7 @@ from pathlib import Path
 
 from garra import config
 from garra.bill import HOST, Claim, Need, Place
+from garra.dialogue import Kind
 from garra.errors import EngineDown
 from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile, SlotState
 
@@ -114,7 +115,7 @@ class FakeEngines:
         plan = next(process.plan for process in self.spawned if process.socket == socket)
         return EngineProps(plan.profile.slots, plan.profile.context, str(plan.model_path), "b1")
 
-    async def warm_up(self, socket: Path) -> float:
+    async def warm_up(self, socket: Path, kind: Kind = "chat") -> float:
         if self.sick:
             raise EngineDown("no token")
         return 0.001

@@ -6,20 +6,28 @@ A connection per call: the engine keeps a thread for every idle one, and ignores
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from garra.dialogue import Kind
 from garra.errors import EngineDown
+from garra.registry.template import traits_of
 from garra.spec import EngineProps, SlotState
 
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=2)
 _PROPS_LIMIT = aiohttp.ClientTimeout(total=30)
 _SLOTS_LIMIT = aiohttp.ClientTimeout(total=4)  # answers within milliseconds, even in the middle of a batch
 _WARM_UP_LIMIT = aiohttp.ClientTimeout(total=300)  # the first token of a big model on a slow disk
+_WARM_UPS: Mapping[Kind, tuple[str, dict[str, Any]]] = {
+    "chat": ("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}),
+    "embedding": ("/embedding", {"content": "Hello"}),
+    "rerank": ("/rerank", {"query": "Hello", "documents": ["Hello"]}),
+}
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -27,11 +35,17 @@ class _Generation(msgspec.Struct):
     n_ctx: int
 
 
+class _Caps(msgspec.Struct):
+    supports_tools: bool | None = None
+
+
 class _Props(msgspec.Struct):
     total_slots: int
     default_generation_settings: _Generation
     model_path: str = ""
     build_info: str = ""
+    chat_template: str = ""
+    chat_template_caps: _Caps = msgspec.field(default_factory=_Caps)
 
 
 class _Timings(msgspec.Struct):
@@ -72,13 +86,16 @@ class HttpEngine:
         except (*_BROKEN, msgspec.DecodeError) as error:
             raise EngineDown(f"the engine does not answer /props: {error}") from None
         generation = told.default_generation_settings
-        return EngineProps(told.total_slots, generation.n_ctx, told.model_path, told.build_info)
+        traits = traits_of(told.chat_template)
+        if told.chat_template_caps.supports_tools is not None:  # the engine has tried it out
+            traits = replace(traits, tools=told.chat_template_caps.supports_tools)
+        return EngineProps(told.total_slots, generation.n_ctx, told.model_path, told.build_info, traits)
 
-    async def warm_up(self, socket: Path) -> float:
-        """Seconds of prefill per token of a tiny prompt. Raises EngineDown unless one token comes back."""
-        body: dict[str, Any] = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
+    async def warm_up(self, socket: Path, kind: Kind = "chat") -> float:
+        """Seconds of prefill per token of a tiny prompt. Raises EngineDown unless what the kind is for comes back."""
+        path, body = _WARM_UPS[kind]
         try:
-            async with _session(socket, _WARM_UP_LIMIT) as session, session.post("/completion", json=body) as reply:
+            async with _session(socket, _WARM_UP_LIMIT) as session, session.post(path, json=body) as reply:
                 said = await reply.read()
         except _BROKEN as error:
             raise EngineDown(f"the warm-up request failed: {error}") from None

@@ -18,8 +18,8 @@ from garra.config import Config
 from garra.errors import BadRequest, GarraError
 from garra.ports import Clock, Fleet
 from garra.proxy import registry
+from garra.proxy.answers import render
 from garra.proxy.registry import RegistryApi
-from garra.proxy.server import render
 from garra.spec import EngineStatus, Phase, Profile
 from garra.tally import Past
 from garra.traffic import Outcome

@@ -2,110 +2,72 @@
 
 from __future__ import annotations
 
-import email.utils
 import functools
-import time
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, cast
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
-from garra.errors import EngineDied
+from garra.apis.endings import is_whole, usage_of
+from garra.apis.errors import EngineRefused, error_event
+from garra.apis.passages import Passage
+from garra.apis.routes import Api, Route
+from garra.errors import EngineDied, GarraError
 from garra.ports import Lease
+from garra.proxy.call import Call
+from garra.proxy.head import (
+    as_comments,
+    as_headers,
+    date,
+    head_bytes,
+    is_stream,
+    request_head,
+    server_timing,
+    translated,
+)
 from garra.proxy.overflow import excess_of, shortened
-from garra.proxy.patience import Patience
-from garra.proxy.route import COUNTING, fingerprint, without_drafts
-from garra.proxy.shapes import Api, EngineRefused, error_event, usage_of
 from garra.proxy.upstream import ClientStalled, Upstream, UpstreamGone, UpstreamPool
 from garra.proxy.wire import Framing, ResponseHead, WireError, frame
-from garra.traffic import Outcome, Waited
+from garra.traffic import Outcome
 
-# Hop by hop, or garra's own to say.
-_DROPPED = frozenset(
-    "connection keep-alive proxy-connection transfer-encoding content-length te trailer upgrade server date".split()
-)
 _LAST_CHUNK = b"0\r\n\r\n"
 _REFUSAL_BYTES = 64 * 1024
+_ANSWER_BYTES = 64 * 1024 * 1024
 _SHORTENINGS = 4
-_COMMENTS = {"Server-Timing": b"timing", "X-Garra-Truncated": b"truncated"}
-
-
-class Call(NamedTuple):
-    """One completion request: what it asks and what its client was told meanwhile."""
-
-    request: web.BaseRequest
-    api: Api
-    body: bytes
-    patience: Patience | None
-    """For streams."""
-    stall_s: float
-    id: bytes = b""
-    may_shorten: bool = False
-    """A conversation that outgrew its slot is asked again without its middle."""
-
-    @property
-    def begun(self) -> bool:
-        """The client has a response head already, of an event stream."""
-        return self.patience is not None and self.patience.begun
-
-    def print(self) -> bytes:
-        """The request's fingerprint."""
-        return fingerprint(self.request.path, self.body)
 
 
 async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamResponse:
-    """The engine's answer, passed on byte by byte. Raises EngineDied while no byte of an answer was sent."""
-    request = call.request
-    body = call.body if lease.drafts or request.path in COUNTING else without_drafts(call.body)
+    """The engine's answer, passed on byte by byte. Raises EngineDied while no byte of an answer was sent, EngineRefused
+    for an error of the engine's, BadRequest."""
+    body, mended = call.prepared(lease)
+    body = call.with_hints(body, lease)
+    told: dict[str, bytes] = {}
+    if mended:
+        told["X-Garra-Mended"] = ", ".join(mended).encode("ascii", "replace")
+        for name in mended:
+            lease.mended(name)
     upstream, head = await _ask(call, body, lease, pool)
     lease.began()
-    told: dict[str, bytes] = {}
-    if head.status == HTTPStatus.BAD_REQUEST and call.may_shorten:
-        upstream, head, told["X-Garra-Truncated"] = await _ask_for_less(call, body, upstream, lease, pool)
+    if head.status >= HTTPStatus.BAD_REQUEST:
+        upstream, head, body = await _refused(call, body, head, upstream, lease, pool, told)
     if call.patience is not None:
         call.patience.stop()
     try:
-        if call.begun and not _is_stream(head):
-            await _refused_late(call, head, upstream, lease)
-        sink, modern = request.transport, request.version >= HttpVersion11
-        chunked = modern and head.framing is Framing.CHUNKED
-        closing = not request.keep_alive or not (chunked or head.framing is Framing.LENGTH)
-        relayed = relayed_response(head.status, keep_alive=not closing)
-        if sink is None:
-            return relayed
         if lease.waited.queue_s or lease.waited.load_s:
-            told["Server-Timing"] = _server_timing(lease.waited)
-        if call.begun:
-            first = _as_comments(told, chunked)
-        else:
-            own = b"X-Request-Id: %b\r\n" % call.id + (_as_headers(told) if told else b"")
-            first = _head_bytes(head, chunked, closing) + own + _date()
-        strip = head.framing is Framing.CHUNKED and not chunked
-        try:
-            ended = await upstream.relay(sink, request.writer.drain, first=first, strip=strip, stall_s=call.stall_s)
-        except (ClientStalled, ConnectionError):
-            sink.abort()
-            return relayed
-        except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
-            sink.abort()
-            raise
-        if not ended:
-            await _tell_of_death(call, head, lease, chunked)
-            return relayed
-        if chunked:
-            sink.write(_LAST_CHUNK)
-        lease.ended(_outcome(head.status), usage_of(upstream.tail()))
-        return relayed
+            told["Server-Timing"] = server_timing(lease.waited)
+        return await _Answer(call, lease, upstream, head, told).pass_on()
     finally:
         upstream.finish()
 
 
 async def _ask(call: Call, body: bytes, lease: Lease, pool: UpstreamPool) -> tuple[Upstream, ResponseHead]:
     """The engine's side of one exchange, answered as far as its head. Raises EngineDied."""
+    content_type = call.request.headers.get("Content-Type", "application/json")
     try:
-        return await pool.exchange(lease.socket, _request_head(call.request, len(body)), body)
+        head = request_head(call.route.method, call.route.path, content_type, len(body))
+        return await pool.exchange(lease.socket, head, body)
     except (UpstreamGone, WireError) as error:
         if isinstance(error, WireError):
             lease.ended(Outcome.FAILED)
@@ -117,19 +79,27 @@ async def _ask(call: Call, body: bytes, lease: Lease, pool: UpstreamPool) -> tup
         ) from None
 
 
-async def _ask_for_less(
-    call: Call, body: bytes, upstream: Upstream, lease: Lease, pool: UpstreamPool
+async def _refused(
+    call: Call,
+    body: bytes,
+    head: ResponseHead,
+    upstream: Upstream,
+    lease: Lease,
+    pool: UpstreamPool,
+    told: dict[str, bytes],
 ) -> tuple[Upstream, ResponseHead, bytes]:
-    """The same without its middle, where the engine refused it for its length; and what was left out.
+    """The engine said no. Where it was for the length, and the profile allows it, the same is asked without its middle.
 
     Raises EngineDied, and EngineRefused where it was something else, or nothing more can be left out.
     """
     n_messages = n_chars = 0
     for _ in range(_SHORTENINGS):
         try:
-            refusal = await _collected(call, upstream, lease)
+            refusal = await _collected(call, upstream, lease, _REFUSAL_BYTES)
         finally:
             upstream.finish()
+        if head.status != HTTPStatus.BAD_REQUEST or call.profile.overflow != "truncate_middle":
+            break
         excess = excess_of(refusal)
         shorter = shortened(body, excess) if excess is not None else None
         if shorter is None:
@@ -137,37 +107,54 @@ async def _ask_for_less(
         body = shorter.body
         n_messages, n_chars = n_messages + shorter.n_messages, n_chars + shorter.n_chars
         upstream, head = await _ask(call, body, lease, pool)
-        if head.status != HTTPStatus.BAD_REQUEST:
+        if head.status < HTTPStatus.BAD_REQUEST:
             lease.shortened()
-            return upstream, head, b"messages=%d, characters=%d" % (n_messages, n_chars)
-    lease.ended(Outcome.ERROR)
-    raise EngineRefused(HTTPStatus.BAD_REQUEST, refusal)
+            told["X-Garra-Truncated"] = b"messages=%d, characters=%d" % (n_messages, n_chars)
+            return upstream, head, body
+    error = EngineRefused(head.status, refusal, template_errors=call.profile.mends.template_errors)
+    if error.of_template:
+        lease.mended("template_errors")
+    lease.ended(_outcome(error.http_status))
+    raise error
 
 
-async def _refused_late(call: Call, head: ResponseHead, upstream: Upstream, lease: Lease) -> None:
-    """An error in place of a stream whose head is out already becomes an event of that stream."""
-    body = await _collected(call, upstream, lease)
-    lease.ended(_outcome(head.status))
-    raise EngineRefused(head.status, body)
-
-
-async def _collected(call: Call, upstream: Upstream, lease: Lease) -> bytes:
-    """The body of a short answer. Raises EngineDied when it breaks off."""
-    body = _Collector()
+async def _collected(call: Call, upstream: Upstream, lease: Lease, limit: int) -> bytes:
+    """A body that is no stream. Raises EngineDied when it breaks off."""
+    body = _Collector(limit)
     if not await upstream.relay(cast(Any, body), body.drain, first=b"", strip=True, stall_s=call.stall_s):
         reason = await lease.death(call.print())
         raise EngineDied(f"the engine died before it answered: {reason}", fix="try again")
     return bytes(body.content)
 
 
-class _Collector:
-    """Takes a small body in place of a client."""
+async def glance(pool: UpstreamPool, socket: Path, route: Route, body: bytes, stall_s: float) -> web.Response:
+    """A short answer of an engine, asked past its queue. Raises EngineDied, EngineRefused."""
+    collector = _Collector(_ANSWER_BYTES)
+    head = request_head(route.method, route.path, "application/json", len(body))
+    try:
+        upstream, answer = await pool.exchange(socket, head, body)
+    except (UpstreamGone, WireError):
+        raise EngineDied("the engine does not answer", fix="try again") from None
+    try:
+        whole = await upstream.relay(cast(Any, collector), collector.drain, first=b"", strip=True, stall_s=stall_s)
+    finally:
+        upstream.finish()
+    if not whole:
+        raise EngineDied("the engine does not answer", fix="try again")
+    if answer.status >= HTTPStatus.BAD_REQUEST:
+        raise EngineRefused(answer.status, bytes(collector.content))
+    return web.Response(status=answer.status, body=bytes(collector.content), content_type="application/json")
 
-    def __init__(self) -> None:
+
+class _Collector:
+    """Takes a body in place of a client."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.content = bytearray()
 
     def write(self, data: bytes) -> None:
-        self.content += data[: _REFUSAL_BYTES - len(self.content)]
+        self.content += data[: self._limit - len(self.content)]
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -176,8 +163,113 @@ class _Collector:
         return None
 
 
-def _is_stream(head: ResponseHead) -> bool:
-    return head.status == HTTPStatus.OK and head.headers.get("content-type", "").startswith("text/event-stream")
+class _Translator:
+    """Stands before a client's transport and says everything in the client's words."""
+
+    def __init__(self, sink: Any, passage: Passage, chunked: bool) -> None:
+        self._sink = sink
+        self._passage = passage
+        self._chunked = chunked
+
+    def write(self, data: bytes) -> None:
+        if said := self._passage.feed(data):
+            self._sink.write(frame(said) if self._chunked else said)
+
+    def get_write_buffer_size(self) -> int:
+        return int(self._sink.get_write_buffer_size())
+
+
+class _Answer:
+    """An answer on its way to its client."""
+
+    def __init__(
+        self, call: Call, lease: Lease, upstream: Upstream, head: ResponseHead, told: dict[str, bytes]
+    ) -> None:
+        self._call = call
+        self._lease = lease
+        self._upstream = upstream
+        self._head = head
+        self._told = told
+        self._streams = is_stream(head)
+        self._passage = call.passage()
+
+    async def pass_on(self) -> web.StreamResponse:
+        """All of it, until the body ends."""
+        request = self._call.request
+        sink, modern = request.transport, request.version >= HttpVersion11
+        whole: bytes | None = None
+        if self._passage is not None and not self._streams:
+            whole = self._passage.whole(await _collected(self._call, self._upstream, self._lease, _ANSWER_BYTES))
+            content_type = "application/json"
+            self._head = translated(self._head, content_type, len(whole))
+        elif self._call.translation is not None:
+            self._head = translated(self._head, self._call.translation.content_type, None)
+        framing = self._head.framing
+        chunked = modern and framing is Framing.CHUNKED
+        closing = not request.keep_alive or not (chunked or framing is Framing.LENGTH)
+        relayed = relayed_response(self._head.status, keep_alive=not closing)
+        if sink is None:
+            return relayed
+        first = self._first(chunked, closing)
+        try:
+            ended = await self._relay(sink, first, whole, chunked)
+        except (ClientStalled, ConnectionError):
+            sink.abort()
+            return relayed
+        except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
+            sink.abort()
+            raise
+        tail = self._upstream.tail()
+        if not ended:
+            await self._tell_of_death(chunked)
+            return relayed
+        if self._streams and self._call.profile.mends.unfinished and not is_whole(tail, self._call.api):
+            self._lease.mended("unfinished")
+            self._lease.ended(Outcome.FAILED)
+            self._break_off(EngineDied("the engine ended its answer without saying why", fix="try again"), chunked)
+            return relayed
+        if chunked:
+            sink.write(_LAST_CHUNK)
+        self._lease.ended(_outcome(self._head.status), usage_of(tail))
+        return relayed
+
+    def _first(self, chunked: bool, closing: bool) -> bytes:
+        """What comes before the body."""
+        if self._call.begun:
+            return as_comments(self._told, chunked) if self._call.voice is not Api.OLLAMA else b""
+        own = b"X-Request-Id: %b\r\n" % self._call.id + (as_headers(self._told) if self._told else b"")
+        build = head_bytes if self._passage is None else head_bytes.__wrapped__  # those differ from answer to answer
+        return build(self._head, chunked, closing) + own + date()
+
+    async def _relay(self, sink: Any, first: bytes, whole: bytes | None, chunked: bool) -> bool:
+        drain, stall_s = self._call.request.writer.drain, self._call.stall_s
+        if whole is not None:
+            sink.write(first + whole)
+            return True
+        if self._passage is None or not self._streams:
+            strip = self._head.framing is Framing.CHUNKED and not chunked
+            return await self._upstream.relay(sink, drain, first=first, strip=strip, stall_s=stall_s)
+        if first:
+            sink.write(first)
+        translator = _Translator(sink, self._passage, chunked)
+        ended = await self._upstream.relay(cast(Any, translator), drain, first=b"", strip=True, stall_s=stall_s)
+        if ended and (rest := self._passage.end()):
+            sink.write(frame(rest) if chunked else rest)
+        return ended
+
+    async def _tell_of_death(self, chunked: bool) -> None:
+        """End a broken stream so that no client can take it for whole: an error event if it is one, then a cut."""
+        reason = await self._lease.death(self._call.print())
+        self._break_off(EngineDied(f"the engine died while it answered: {reason}", fix="try again"), chunked)
+
+    def _break_off(self, error: GarraError, chunked: bool) -> None:
+        transport = self._call.request.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._streams:
+            event = error_event(error, self._call.voice)
+            transport.write(frame(event) if chunked else event)
+        transport.close()
 
 
 def _outcome(status: int) -> Outcome:
@@ -216,77 +308,3 @@ class Relayed(web.StreamResponse):
 def relayed_response(status: int, *, keep_alive: bool) -> Relayed:
     """The response of this kind."""
     return Relayed(status, keep_alive=keep_alive)
-
-
-def _request_head(request: web.BaseRequest, length: int) -> bytes:
-    """Only what the engine needs: credentials, cookies and browser headers stay here."""
-    content_type = request.headers.get("Content-Type", "application/json")
-    return (
-        f"{request.method} {request.path} HTTP/1.1\r\nHost: engine\r\n"
-        f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n"
-    ).encode("latin-1", "replace")
-
-
-@functools.lru_cache(maxsize=256)
-def _head_bytes(head: ResponseHead, chunked: bool, closing: bool) -> bytes:
-    """The head for the client, all but its date and the empty line."""
-    lines = [f"HTTP/1.1 {head.status} {_phrase(head.status)}"]
-    lines += [
-        f"{name.title()}: {value}"
-        for name, value in head.headers.items()
-        if name not in _DROPPED and not name.startswith("access-control-")
-    ]
-    if head.headers.get("content-type", "").startswith("text/event-stream"):
-        lines = [line for line in lines if not line.startswith(("Cache-Control:", "X-Accel-Buffering:"))]
-        lines += ["Cache-Control: no-store", "X-Accel-Buffering: no"]
-    if chunked:
-        lines.append("Transfer-Encoding: chunked")
-    elif head.framing is Framing.LENGTH:
-        lines.append(f"Content-Length: {head.length}")
-    if closing:
-        lines.append("Connection: close")
-    return "\r\n".join([*lines, ""]).encode("latin-1", "replace")
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"
-
-
-def _server_timing(waited: Waited) -> bytes:
-    """The parts of the wait in milliseconds, as browsers and `garra bench` read them."""
-    return b"queue;dur=%.1f, load;dur=%.1f" % (waited.queue_s * 1e3, waited.load_s * 1e3)
-
-
-def _as_headers(told: Mapping[str, bytes]) -> bytes:
-    return b"".join(b"%b: %b\r\n" % (name.encode(), value) for name, value in told.items())
-
-
-def _as_comments(told: Mapping[str, bytes], chunked: bool) -> bytes:
-    """The same for a client whose headers are out already."""
-    said = b"".join(b": garra %b %b\n\n" % (_COMMENTS[name], value) for name, value in told.items())
-    return frame(said) if said and chunked else said
-
-
-def _date() -> bytes:
-    return _date_of(int(time.monotonic()))
-
-
-@functools.lru_cache(maxsize=1)
-def _date_of(second: int) -> bytes:
-    """The date header and the empty line that ends the head, made once a second."""
-    return f"Date: {email.utils.formatdate(usegmt=True)}\r\n\r\n".encode("ascii")
-
-
-async def _tell_of_death(call: Call, head: ResponseHead, lease: Lease, chunked: bool) -> None:
-    """End a broken stream so that no client can take it for whole: an error event if it is one, then a cut."""
-    reason = await lease.death(call.print())
-    transport = call.request.transport
-    if transport is None or transport.is_closing():
-        return
-    if _is_stream(head):
-        event = error_event(EngineDied(f"the engine died while it answered: {reason}", fix="try again"), call.api)
-        transport.write(frame(event) if chunked else event)
-    transport.close()

@@ -88,13 +88,18 @@ def _by_reason(tallies: dict[str, Tally]) -> Iterable[Metric]:
     requests = CounterMetricFamily("garra_requests", "Requests by how they ended.", labels=("profile", "outcome"))
     stops = CounterMetricFamily("garra_engine_stops", "Engines that left memory.", labels=("profile", "cause"))
     restarts = CounterMetricFamily("garra_engine_restarts", "Starts after a failure.", labels=("profile", "cause"))
+    mended = CounterMetricFamily(
+        "garra_mended", "What garra mended for clients or engines.", labels=("profile", "what")
+    )
     for name, tally in tallies.items():
+        for what, n in tally.mended.items():
+            mended.add_metric([name, what], n)
         for outcome in Outcome:
             requests.add_metric([name, outcome], tally.outcomes[outcome])
         for cause in Cause:
             stops.add_metric([name, cause], tally.stops[cause])
             restarts.add_metric([name, cause], tally.restarts[cause])
-    return (requests, stops, restarts)
+    return (requests, stops, restarts, mended)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -11,9 +11,11 @@ import email.utils
 
 from aiohttp import HttpVersion11, web
 
+from garra.apis.errors import error_event
+from garra.apis.routes import Api
+from garra.apis.signs import comment, content_type, heartbeat
 from garra.errors import GarraError
 from garra.ports import Hold
-from garra.proxy.shapes import Api, comment, error_event, heartbeat
 from garra.proxy.wire import frame
 
 _COMMENT_EVERY_S = 5.0
@@ -55,19 +57,19 @@ class Patience:
             return
         if not self.begun:
             self.begun = True
-            transport.write(_head(self._chunked))
-        self._write(comment(self._hold.news()))
+            transport.write(_head(self._chunked, content_type(self._api)))
+        self._write(comment(self._hold.news(), self._api))
         if self._loop.time() >= self._next_heartbeat:
             self._next_heartbeat += self._heartbeat_s
             self._write(heartbeat(self._api, self._model))
         self._timer = self._loop.call_later(self._every_s, self._beat)
 
     def _write(self, event: bytes) -> None:
-        if (transport := self._request.transport) is not None:
+        if event and (transport := self._request.transport) is not None:
             transport.write(frame(event) if self._chunked else event)
 
 
-def _head(chunked: bool) -> bytes:
-    lines = ["HTTP/1.1 200 OK", "Content-Type: text/event-stream", "Cache-Control: no-store", "X-Accel-Buffering: no"]
+def _head(chunked: bool, content_type: str) -> bytes:
+    lines = ["HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store", "X-Accel-Buffering: no"]
     lines.append("Transfer-Encoding: chunked" if chunked else "Connection: close")
     return "\r\n".join([*lines, f"Date: {email.utils.formatdate(usegmt=True)}", "", ""]).encode("ascii")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from garra.errors import BadRequest
-from garra.proxy.shapes import Api
 from garra.traffic import ClientKey, Priority, Wish
 
-COUNTING = ("/tokenize", "/detokenize", "/apply-template")
-"""The engine's own way to count tokens without computing them."""
-FORWARDED: Mapping[str, Api] = {api.value: api for api in Api} | dict.fromkeys(COUNTING, Api.CHAT)
-"""Paths the engine answers itself, with the API whose errors their clients know; bodies and answers pass unchanged."""
 _TOKEN_BYTES = 4.0
 _USUAL_ANSWER_TOKENS = 256.0
 _SHARE_LENGTH = 64
@@ -25,6 +21,7 @@ class CallHead(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
+    prompt_cache_key: Any = None
 
 
 _head_decoder = msgspec.json.Decoder(CallHead)
@@ -75,9 +72,28 @@ def _key(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-def without_drafts(body: bytes) -> bytes:
-    """The same request, to be answered without drafts; a wish of the client's own stands after it and wins."""
-    return b'{"speculate":false,' + body.lstrip()[1:]
+_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "session-id", "x-session-id", "x-session-affinity", "thread-id")
+_LONGEST_SESSION = 200
+
+
+def session_of(headers: Mapping[str, str], head: CallHead, client: str) -> bytes | None:
+    """The conversation a request belongs to, where its client tells: Claude Code, Codex and opencode do in headers,
+    others by OpenAI's `prompt_cache_key`."""
+    told = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), None) or head.prompt_cache_key
+    if not isinstance(told, str) or not told or len(told) > _LONGEST_SESSION:
+        return None
+    return hashlib.blake2b(f"{client}\0{told}".encode("utf-8", "replace"), digest_size=8).hexdigest().encode()
+
+
+def spliced(body: bytes, *, drafts: bool, session: bytes | None) -> bytes:
+    """The same request with what the engine is told by garra alone; a wish of the client's own stands after it and
+    wins."""
+    if drafts and session is None:
+        return body
+    said = b"" if drafts else b'"speculate":false,'
+    if session is not None:
+        said += b'"session":"%b",' % session
+    return b"{" + said + body.lstrip()[1:]
 
 
 def fingerprint(path: str, body: bytes) -> bytes:

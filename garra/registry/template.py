@@ -1,4 +1,4 @@
-"""What a chat template has no business doing. Pure.
+"""What a chat template can do, and what it has no business doing. Pure.
 
 The engine runs templates in an interpreter of its own that knows no files and no processes; other programs that read
 the same GGUF may not. So what looks like an escape, or like words put into every conversation, is shown to a person.
@@ -7,6 +7,8 @@ the same GGUF may not. So what looks like an escape, or like words put into ever
 from __future__ import annotations
 
 import re
+
+from garra.dialogue import Traits
 
 _SUSPICIOUS = (
     (re.compile(r"__\w+__"), "reaches for Python's internals"),
@@ -33,3 +35,12 @@ def findings(template: str) -> list[str]:
             shown = match[0][:_SHOWN].encode("unicode_escape").decode()
             found.append(f"the chat template {what}: {shown} (line {line})")
     return found
+
+
+def traits_of(template: str) -> Traits:
+    """What a template can do, by the words it uses; without one, what the engine's own default can."""
+    return Traits(
+        tools=re.search(r"\btools\b", template) is not None,
+        picky="raise_exception" in template,
+        thinking="<think>" in template or "enable_thinking" in template or "reasoning_content" in template,
+    )

@@ -121,6 +121,9 @@ class EngineFleet:
     def present(self, profile: str) -> bool:
         return self._locate(self._profiles[profile].model) is not None
 
+    def address(self, profile: str) -> Path | None:
+        return self._runners[profile].address
+
     def tally(self, profile: str) -> Tally:
         return self._state.models[profile].tally
 
@@ -163,12 +166,12 @@ class EngineFleet:
     def enter_at_once(self, ticket: Ticket) -> RunnerLease | None:
         """A lease, if one is to be had this moment."""
         runner = self._runners[ticket.wish.profile]
-        process = runner.process
-        if process is None or runner.phase is not Phase.READY or self._deciding:
+        socket = runner.address
+        if socket is None or self._deciding:
             return None
         if not serve_at_once(self._state, ticket, ticket.arrived):  # made a moment ago
             return None
-        return RunnerLease(runner, process.socket, ticket, self._drafters.choose(runner.profile.name))
+        return RunnerLease(runner, socket, ticket, self._drafters.choose(runner.profile.name))
 
     async def enter(self, ticket: Ticket, *, again: bool) -> RunnerLease:
         """Wait for a lease; whoever got one must `leave` once."""
@@ -177,10 +180,10 @@ class EngineFleet:
         while True:
             if ticket.granted is None:
                 await self._wait_for(ticket)
-            if runner.process is not None and runner.phase is Phase.READY:
+            if (socket := runner.address) is not None:
                 model = self._state.models[ticket.wish.profile]
                 waited = model.waited(ticket)
-                return RunnerLease(runner, runner.process.socket, ticket, self._drafters.choose(model.name), waited)
+                return RunnerLease(runner, socket, ticket, self._drafters.choose(model.name), waited)
             self.post(do.Returned(ticket, self.now()))  # it died in the breath between the grant and now
             await asyncio.sleep(0)  # the news of its death must get its turn
 
@@ -188,8 +191,8 @@ class EngineFleet:
         """The end of a lease, however it came. Never awaits."""
         outcome, usage = lease.outcome or Outcome.LEFT, lease.usage
         now, name = self.now(), ticket.wish.profile
+        lease.teach(self._state.models[name].tally, self._chores.watches.get(name), now)
         if usage is not None:
-            lease.teach(self._state.models[name].tally, self._chores.watches.get(name), now)
             self._drafters.learn(name, usage, drafted=lease.drafts)
         event = do.Ended(ticket, outcome, now, usage.tokens if usage is not None else None, lease.blamed)
         if self._deciding or not end_at_once(self._state, event):
@@ -227,13 +230,11 @@ class EngineFleet:
 
     def post(self, event: do.Event) -> None:
         """Decide and act. Entered again from within, it only takes down what happened: the outer call goes on."""
+        self._inbox.append(event)
         if self._deciding:
-            self._inbox.append(event)
             return
         self._deciding = True
         try:
-            for effect in decide(self._state, event):
-                self._perform(effect)
             while self._inbox:
                 for effect in decide(self._state, self._inbox.popleft()):
                     self._perform(effect)

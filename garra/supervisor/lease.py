@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from garra.dialogue import Traits
 from garra.errors import EngineDied
 from garra.spec import ORDERLY
 from garra.supervisor.machine import Served
@@ -26,7 +27,7 @@ _DEATH_NEWS_S = 2.0  # a broken connection is seen before the process's end is
 class RunnerLease:
     """The `Lease` port; what the request reports is read when it ends."""
 
-    __slots__ = ("_runner", "_ticket", "blamed", "drafts", "outcome", "socket", "truncated", "usage", "waited")
+    __slots__ = ("_runner", "_ticket", "blamed", "drafts", "mends", "outcome", "socket", "truncated", "usage", "waited")
 
     def __init__(
         self, runner: Runner, socket: Path, ticket: Ticket, drafts: bool = True, waited: Waited = _NOT_AT_ALL
@@ -37,6 +38,7 @@ class RunnerLease:
         self.waited = waited
         self.drafts = drafts
         self.truncated = False
+        self.mends: tuple[str, ...] = ()
         self.outcome: Outcome | None = None
         self.usage: Usage | None = None
         self.blamed: bytes | None = None
@@ -48,6 +50,13 @@ class RunnerLease:
     def shortened(self) -> None:
         self.truncated = True
 
+    @property
+    def traits(self) -> Traits:
+        return self._runner.traits
+
+    def mended(self, what: str) -> None:
+        self.mends += (what.partition(" ")[0],)
+
     def ended(self, outcome: Outcome, usage: Usage | None = None) -> None:
         self.outcome, self.usage = outcome, usage
         if outcome is Outcome.COMPLETE and self._runner.machine.attempts:
@@ -56,6 +65,8 @@ class RunnerLease:
     def teach(self, tally: Tally, watch: StallWatch | None, now: float) -> None:
         """Write down what the answer took, where the engine told."""
         usage, ticket = self.usage, self._ticket
+        if self.mends:
+            tally.mended.update(self.mends)
         if usage is None:
             return
         tally.truncated += self.truncated

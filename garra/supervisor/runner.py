@@ -13,9 +13,11 @@ import signal
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from garra.bill import Place, spot
+from garra.dialogue import Traits
 from garra.errors import GarraError
 from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Spawner
 from garra.ports import Timer as TimerHandle
@@ -86,6 +88,11 @@ class Runner:
         return self._props
 
     @property
+    def traits(self) -> Traits:
+        """What the model's template can do."""
+        return self._props.traits if self._props is not None else Traits()
+
+    @property
     def plan(self) -> LaunchPlan | None:
         """What the engine was started with."""
         return self._plan
@@ -94,6 +101,11 @@ class Runner:
     def process(self) -> EngineProcess | None:
         """The engine's process, while there is one."""
         return self._process
+
+    @property
+    def address(self) -> Path | None:
+        """The socket of the engine while it is READY."""
+        return self._process.socket if self._process is not None and self.phase is Phase.READY else None
 
     @property
     def gone(self) -> asyncio.Event:
@@ -225,7 +237,7 @@ class Runner:
             if props.model_path != str(plan.model_path):
                 self.post(life.Rejected(f"planned {plan.model_path}, the engine has {props.model_path}"))
                 return
-            self.prompt_s_per_token = await self._http.warm_up(process.socket)
+            self.prompt_s_per_token = await self._http.warm_up(process.socket, plan.profile.kind)
         except GarraError as error:
             self.post(life.Rejected(error.what))
             return

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from garra.apis.errors import error_body, error_event
 from garra.errors import BadRequest, UnknownModel
 from garra.proxy.guard import host_allow_list, objection
 from garra.proxy.route import read_call
-from garra.proxy.shapes import error_body, error_event
 
 LOOPBACK = host_allow_list("127.0.0.1", ["box.lan"])
 

@@ -6,9 +6,12 @@ import json
 
 import pytest
 
+from garra.apis.endings import usage_of
+from garra.apis.errors import EngineRefused, error_body, error_event
+from garra.apis.routes import Api
+from garra.apis.signs import comment, heartbeat
 from garra.errors import BadRequest, QueueFull
 from garra.proxy.route import fingerprint, wish_of
-from garra.proxy.shapes import Api, EngineRefused, comment, error_body, error_event, heartbeat, usage_of
 from garra.spec import Phase
 from garra.traffic import ClientKey, Priority, Usage, WaitNews
 
@@ -21,12 +24,23 @@ def test_an_error_has_the_shape_of_its_api(api: Api) -> None:
     if api is Api.MESSAGES:
         assert body["type"] == "error"
         assert body["error"]["type"] == "rate_limit_error"
+    elif api is Api.ENGINE:
+        assert body["error"]["code"] == 429
+    elif api is Api.OLLAMA:
+        body = {"error": {"message": body["error"]}}
     else:
         assert body["error"]["code"] == "queue_full"
     assert body["error"]["message"].endswith("Fix: try again in 6 s")
 
 
-@pytest.mark.parametrize("api", list(Api))
+def test_lines_of_ollama_are_whole_lines() -> None:
+    for text in (error_event(FULL, Api.OLLAMA), heartbeat(Api.OLLAMA, "demo")):
+        assert text.count(b"\n") == 1, "no blank lines: its clients cannot read them"
+        assert json.loads(text)
+    assert comment(WaitNews(3, Phase.READY), Api.OLLAMA) == b""
+
+
+@pytest.mark.parametrize("api", [api for api in Api if api is not Api.OLLAMA])
 def test_events_are_whole_events(api: Api) -> None:
     for text in (error_event(FULL, api), heartbeat(api, "demo")):
         assert text.endswith(b"\n\n")

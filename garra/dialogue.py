@@ -1,0 +1,58 @@
+"""How the conversations of a profile are treated on their way to its engine. Frozen, stdlib types only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+OnOffAuto = Literal["on", "off", "auto"]
+Kind = Literal["chat", "embedding", "rerank"]
+Pooling = Literal["mean", "cls", "last", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What garra changes in the bodies of requests before their engine sees them."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Set where the client is silent."""
+    force: Mapping[str, Any] = field(default_factory=dict)
+    strip: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.defaults or self.force or self.strip)
+
+
+@dataclass(frozen=True, slots=True)
+class Mends:
+    """Which of the things that clients send and engines refuse are mended."""
+
+    system: OnOffAuto = "auto"
+    """Several or late system messages become one leading one; auto: where the template raises at some conversations."""
+    tools: Literal["refuse", "drop"] = "refuse"
+    """What becomes of tools where the template has no place for them."""
+    text_format: bool = True
+    billing_block: bool = True
+    responses_stream: bool = True
+    template_errors: bool = True
+    unfinished: bool = True
+    sessions: bool = True
+
+    def merges_system(self, traits: Traits) -> bool:
+        return traits.picky if self.system == "auto" else self.system == "on"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a model's chat template can do, as far as one can tell."""
+
+    tools: bool = True
+    picky: bool = True
+    """It raises an error at conversations it does not like."""
+    thinking: bool = False
+
+
+NO_EDITS = Edits()
+ALL_MENDS = Mends()
+UNKNOWN_TRAITS = Traits()

@@ -1,0 +1,34 @@
+"""Answers garra gives itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from garra.apis.errors import error_body
+from garra.apis.routes import Api
+from garra.errors import GarraError
+from garra.proxy.journal import HEADER
+
+LONGEST_RETRY_S = 60
+"""Clients ignore a longer Retry-After, or give up at it (measured: docs/api.md)."""
+
+
+def render(error: GarraError, api: Api = Api.OPENAI, ident: str | None = None) -> web.Response:
+    """The error as an HTTP answer in the words of its API; `ident`: of the request, where it has one."""
+    response = web.Response(status=error.http_status, body=error_body(error, api), content_type="application/json")
+    if ident is not None:
+        response.headers[HEADER] = ident
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(min(retry_after_s, LONGEST_RETRY_S))
+    return response
+
+
+def answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """JSON."""
+    encoded = msgspec.json.encode(body)
+    return web.Response(status=status, body=encoded, content_type="application/json", headers=headers)
