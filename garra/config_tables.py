@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from garra import spec
 from garra.apis.edits import merged
-from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling
+from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling, Sampling
 from garra.engine import argv
 from garra.errors import ConfigError
 from garra.registry.source import parse_source
@@ -199,7 +199,7 @@ class ProfileTable(BaseModel, extra="forbid"):
             gpu_layers=None if self.gpu_layers == "all" else self.gpu_layers,
             batch=self.batch if self.kind == "chat" else max(self.batch, n_ctx),
             ubatch=self.ubatch if self.kind == "chat" else max(self.ubatch, n_ctx),
-            sampling=spec.Sampling(**self.sampling.model_dump()),
+            sampling=Sampling(**self.sampling.model_dump()),
             edits=self.body.to_edits(),
             mends=Mends(**self.mend.model_dump()),
             aliases=tuple(self.aliases),

@@ -12,6 +12,18 @@ Pooling = Literal["mean", "cls", "last", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """Defaults the engine applies where a request says nothing; None leaves the engine's own."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Edits:
     """What garra changes in the bodies of requests before their engine sees them."""
 
@@ -56,3 +68,4 @@ class Traits:
 NO_EDITS = Edits()
 ALL_MENDS = Mends()
 UNKNOWN_TRAITS = Traits()
+NO_SAMPLING = Sampling()

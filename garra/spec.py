@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from garra import dialogue
 from garra.bill import Bill, Claim
-from garra.dialogue import OnOffAuto
+from garra.dialogue import OnOffAuto, Sampling
 
 MIB = 1024 * 1024
 
@@ -63,18 +63,6 @@ class Cause(enum.StrEnum):
 
 ORDERLY = frozenset({Cause.REQUESTED, Cause.EVICTED, Cause.IDLE})
 HOPELESS = frozenset({Cause.BAD_FLAG, Cause.BAD_MODEL})
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Defaults the engine applies where a request says nothing; None leaves the engine's own."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +130,7 @@ class Profile:
     """Which of its variants was asked for: other edits, the same engine."""
     max_tokens: int | None = None
     """Longest answer where a request sets no limit; None: as long as the context."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = dialogue.NO_SAMPLING
     aliases: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
     sha256: str | None = None
@@ -305,6 +293,8 @@ class EngineStatus:
     leases: int = 0
     lingering: int = 0
     """Slots whose client left and that the engine still works on."""
+    stays_s: float | None = None
+    """Seconds until it is unloaded for being idle, should nobody use it; None: it is not."""
     waiting: int = 0
     max_queue: int = 0
     pinned: bool = False

@@ -39,6 +39,8 @@ class Wish(NamedTuple):
     """How many tokens it will cost, as far as one can tell; corrected when it ends."""
     fingerprint: bytes | None = None
     """Identity of the request's content, given while something is under suspicion."""
+    keep_s: float | None = None
+    """How long the model should stay when nobody uses it, as far as its profile allows; negative: for ever."""
 
 
 @dataclass(frozen=True, slots=True)

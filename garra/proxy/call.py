@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -14,21 +14,26 @@ from garra.proxy.patience import Patience
 from garra.proxy.route import fingerprint, spliced
 from garra.spec import Profile
 
+Told = tuple[tuple[str, bytes], ...]
+"""Headers for the client."""
 
-class Call(NamedTuple):
+
+@dataclass(slots=True)
+class Call:
     """What is asked, of whom, and what its client was told meanwhile."""
 
     request: web.BaseRequest
     route: Route
     profile: Profile
     body: bytes
-    patience: Patience | None
-    """For streams."""
     stall_s: float
     id: bytes = b""
     session: bytes | None = None
     translation: Passage | None = None
     """The answer goes to a client of an API the engine does not speak."""
+    told: Told = ()
+    patience: Patience | None = None
+    """For streams."""
 
     @property
     def api(self) -> Api:

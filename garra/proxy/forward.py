@@ -43,7 +43,7 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
     for an error of the engine's, BadRequest."""
     body, mended = call.prepared(lease)
     body = call.with_hints(body, lease)
-    told: dict[str, bytes] = {}
+    told = dict(call.told)
     if mended:
         told["X-Garra-Mended"] = ", ".join(mended).encode("ascii", "replace")
         for name in mended:
@@ -54,6 +54,8 @@ async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamRes
         upstream, head, body = await _refused(call, body, head, upstream, lease, pool, told)
     if call.patience is not None:
         call.patience.stop()
+    if call.translation is not None:
+        call.request["load_s"] = lease.waited.load_s
     try:
         if lease.waited.queue_s or lease.waited.load_s:
             told["Server-Timing"] = server_timing(lease.waited)
@@ -127,7 +129,22 @@ async def _collected(call: Call, upstream: Upstream, lease: Lease, limit: int) -
     return bytes(body.content)
 
 
-async def glance(pool: UpstreamPool, socket: Path, route: Route, body: bytes, stall_s: float) -> web.Response:
+async def collect(call: Call, lease: Lease, pool: UpstreamPool) -> bytes:
+    """The engine's answer in one piece. Raises EngineDied, EngineRefused, BadRequest."""
+    body, _ = call.prepared(lease)
+    upstream, head = await _ask(call, body, lease, pool)
+    lease.began()
+    if head.status >= HTTPStatus.BAD_REQUEST:
+        upstream, head, _ = await _refused(call, body, head, upstream, lease, pool, {})
+    try:
+        answer = await _collected(call, upstream, lease, _ANSWER_BYTES)
+    finally:
+        upstream.finish()
+    lease.ended(_outcome(head.status), usage_of(upstream.tail()))
+    return answer
+
+
+async def glance(pool: UpstreamPool, socket: Path, route: Route, body: bytes, stall_s: float) -> bytes:
     """A short answer of an engine, asked past its queue. Raises EngineDied, EngineRefused."""
     collector = _Collector(_ANSWER_BYTES)
     head = request_head(route.method, route.path, "application/json", len(body))
@@ -143,7 +160,7 @@ async def glance(pool: UpstreamPool, socket: Path, route: Route, body: bytes, st
         raise EngineDied("the engine does not answer", fix="try again")
     if answer.status >= HTTPStatus.BAD_REQUEST:
         raise EngineRefused(answer.status, bytes(collector.content))
-    return web.Response(status=answer.status, body=bytes(collector.content), content_type="application/json")
+    return bytes(collector.content)
 
 
 class _Collector:
@@ -275,7 +292,9 @@ class _Answer:
 def _outcome(status: int) -> Outcome:
     if status < 400:
         return Outcome.COMPLETE
-    return Outcome.ERROR if status < 500 else Outcome.FAILED
+    if status < 500 or status == HTTPStatus.NOT_IMPLEMENTED:  # it cannot do that: no sign of an engine that is ill
+        return Outcome.ERROR
+    return Outcome.FAILED
 
 
 class Relayed(web.StreamResponse):

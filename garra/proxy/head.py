@@ -17,7 +17,7 @@ _DROPPED = frozenset(
     "connection keep-alive proxy-connection transfer-encoding content-length te trailer upgrade server date".split()
 )
 _COMMENTS = {"Server-Timing": b"timing", "X-Garra-Truncated": b"truncated", "X-Garra-Mended": b"mended"}
-_COMMENTS |= {"X-Garra-Profile": b"profile"}
+_COMMENTS |= {"X-Garra-Profile": b"profile", "X-Garra-Context": b"context"}
 
 
 def request_head(method: str, path: str, content_type: str, length: int) -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from garra.apis.passages import Passage
@@ -12,8 +15,8 @@ from garra.apis.routes import Route, Work, kind_for
 from garra.config import Config
 from garra.errors import BadRequest, EngineDied, EngineDown, GarraError, TooLarge
 from garra.ports import Fleet, Hold, Lease
-from garra.proxy.call import Call
-from garra.proxy.forward import forward, glance, relayed_response
+from garra.proxy.call import Call, Told
+from garra.proxy.forward import collect, forward, glance, relayed_response
 from garra.proxy.journal import identify, take_down
 from garra.proxy.journal import log as request_log
 from garra.proxy.patience import Patience
@@ -21,7 +24,7 @@ from garra.proxy.recorder import Recorder
 from garra.proxy.route import CallHead, fingerprint, read_call, session_of, wish_of
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import Phase, Profile
-from garra.traffic import Priority
+from garra.traffic import Outcome, Priority, Wish
 
 
 class Asked(NamedTuple):
@@ -32,6 +35,9 @@ class Asked(NamedTuple):
     head: CallHead
     profile: Profile
     translation: Passage | None = None
+    keep_s: float | None = None
+    """How long the client would like the model to stay when nobody uses it; negative: for ever."""
+    told: Told = ()
 
 
 class Inference:
@@ -69,19 +75,48 @@ class Inference:
         return await self.serve(request, Asked(route, body, head, self._config.profile(head.model or "")))
 
     async def serve(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
-        """The engine's answer, once it is this request's turn."""
-        route, body, head, profile, translation = asked
-        _check_kind(profile, route.work)
+        """The engine's answer on its way to the client, once it is this request's turn."""
+        response: web.StreamResponse = await self._run(request, asked, forward)
+        return response
+
+    async def collect(self, request: web.BaseRequest, asked: Asked) -> bytes:
+        """The engine's answer in one piece, for whoever makes something else of it."""
+        body: bytes = await self._run(request, asked, collect)
+        return body
+
+    async def touch(self, request: web.BaseRequest, profile: Profile) -> None:
+        """Bring the model into memory, in its turn."""
+        wish = self._wish(request, profile, 0)
+        async with self._fleet.lease(wish) as lease:
+            lease.ended(Outcome.COMPLETE)
+
+    async def glance(self, profile: Profile, route: Route, asked: dict[str, Any]) -> bytes:
+        """What the profile's engine answers to a small question past the queue. Raises EngineDown."""
+        return await glance(self._pool, self._address(profile), route, msgspec.json.encode(asked), self._write_stall_s)
+
+    def _wish(self, request: web.BaseRequest, profile: Profile, n_bytes: int) -> Wish:
         address = request.remote or "unknown"
-        wish = wish_of(profile.name, request.headers, address, len(body), self._config.keys, self._keyless)
+        return wish_of(profile.name, request.headers, address, n_bytes, self._config.keys, self._keyless)
+
+    async def _run(
+        self, request: web.BaseRequest, asked: Asked, do: Callable[[Call, Lease, UpstreamPool], Awaitable[Any]]
+    ) -> Any:
+        """`do` with a lease, and once more with another if the engine died before it said anything."""
+        route, body, head, profile = asked.route, asked.body, asked.head, asked.profile
+        _check_kind(profile, route.work)
+        wish = self._wish(request, profile, len(body))
         if self._fleet.suspicious:
             wish = wish._replace(fingerprint=fingerprint(route.path, body))
+        if asked.keep_s is not None:
+            wish = wish._replace(keep_s=asked.keep_s)
         ident = request["id"] = identify(request.headers)
         session = session_of(request.headers, head, wish.client) if route.work is Work.ANSWER else None
         hold = self._fleet.lease(wish)
-        call = Call(request, route, profile, body, None, self._write_stall_s, ident.encode(), session, translation)
-        patience = self._patience(call, hold) if head.stream else None
-        call = call._replace(patience=patience)
+        call = Call(
+            request, route, profile, body, self._write_stall_s, ident.encode(), session, asked.translation, asked.told
+        )
+        if head.stream:
+            call.patience = self._patience(call, hold)
         lease: Lease | None = None
         failure: GarraError | None = None
         noted = self._recorder.active or request_log.isEnabledFor(logging.INFO)
@@ -89,22 +124,22 @@ class Inference:
         try:
             try:
                 async with hold as lease:
-                    return await forward(call, lease, self._pool)
+                    return await do(call, lease, self._pool)
             except EngineDied as died:
                 if not died.untouched:
                     raise
             hold.again(call.print())  # the engine died before it said anything: that costs one more try
             async with hold as lease:
-                return await forward(call, lease, self._pool)
+                return await do(call, lease, self._pool)
         except GarraError as error:
             failure = error
-            if patience is None or not patience.begun:
+            if call.patience is None or not call.begun:
                 raise
-            patience.fail(error)
+            call.patience.fail(error)
             return relayed_response(200, keep_alive=False)
         finally:
-            if patience is not None:
-                patience.stop()
+            if call.patience is not None:
+                call.patience.stop()
             if noted:
                 seconds = self._pool.loop.time() - began
                 take_down(ident, route.path, wish, lease, seconds, failure)
@@ -119,10 +154,14 @@ class Inference:
         """A look at an engine, or a word to one of its answers: no slot, no load, only where it is up."""
         named = request.query.get("model") or (read_call(body).model if body else None)
         profile = self._config.profile(named) if named else self._only_one_up()
+        told = await glance(self._pool, self._address(profile), route, body, self._write_stall_s)
+        return web.Response(body=told, content_type="application/json")
+
+    def _address(self, profile: Profile) -> Path:
         socket = self._fleet.address(profile.name)
         if socket is None:
             raise EngineDown(f"{profile.name} is not loaded", fix=f"garra load {profile.name}", retry_after_s=5)
-        return await glance(self._pool, socket, route, body, self._write_stall_s)
+        return socket
 
     def _only_one_up(self) -> Profile:
         """Whose engine is meant where nobody is named. Raises BadRequest."""

@@ -13,11 +13,13 @@ from garra.apis.routes import ROUTES, api_of
 from garra.config import Config
 from garra.errors import Forbidden, GarraError, NotFound
 from garra.ports import Fleet, Registry
-from garra.proxy import guard, listing, registry
+from garra.proxy import guard, listing, ollama, registry
 from garra.proxy.answers import render
 from garra.proxy.inference import Inference
 from garra.proxy.listing import Listing
 from garra.proxy.metrics import METRICS_TYPE, exposition
+from garra.proxy.ollama import OllamaApi
+from garra.proxy.ollama_pull import Puller
 from garra.proxy.recorder import Recorder
 from garra.proxy.registry import RegistryApi
 from garra.proxy.upstream import UpstreamPool
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75.0
 """aiohttp's own default is an hour; nginx and browsers expect about this."""
+
+ALIVE = "Ollama is running"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -41,12 +45,13 @@ class ProxyServer:
         self.recorder = Recorder()
         self._inference = Inference(config, fleet, pool, self.recorder)
         self._listing = Listing(config, fleet, cards)
+        self._ollama = OllamaApi(config, fleet, self._inference, cards, Puller(models), self._keyless_loopback)
         self._routes: dict[tuple[str, str], Handler] = {
             (route.method, route.path): partial(self._inference.answer, route=route) for route in ROUTES
         }
         self._routes |= {("GET", path): self._listing.models for path in ("/v1/models", "/models")}
         self._routes |= {("GET", path): self._listing.health for path in ("/health", "/v1/health")}
-        self._routes |= {("GET", "/metrics"): self.metrics}
+        self._routes |= {("GET", "/metrics"): self.metrics, ("GET", "/"): self.root, ("HEAD", "/"): self.root}
         self.configure(config)
 
     def _keyless_loopback(self) -> bool:
@@ -58,6 +63,7 @@ class ProxyServer:
         self._config = config
         self._inference.configure(config)
         self._listing.configure(config)
+        self._ollama.configure(config)
         self._body_limit = config.settings.body_limit_mib * 1024 * 1024
         self._hosts = guard.host_allow_list(config.settings.host, config.settings.allowed_hosts)
 
@@ -102,7 +108,13 @@ class ProxyServer:
     def _by_prefix(self, method: str, path: str) -> Handler:
         if path.startswith(registry.PREFIX):
             return self.registry.public
+        if path.startswith(ollama.PREFIX):
+            return self._ollama.handle
         return self._listing.model if method == "GET" and path.startswith(listing.MODELS) else self.unknown
+
+    async def root(self, request: web.BaseRequest) -> web.Response:
+        """What Ollama says there: clients look whether somebody is at home."""
+        return web.Response(text=ALIVE, content_type="text/plain")
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         """Prometheus's text format; a scrape touches no engine."""

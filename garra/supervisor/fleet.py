@@ -133,6 +133,7 @@ class EngineFleet:
             self._runners[profile].status(),
             leases=len(model.leases),
             lingering=model.lingering,
+            stays_s=model.stays_s(self.now()),
             waiting=model.queue.n,
             max_queue=model.profile.max_queue,
             pinned=model.pinned,
@@ -199,8 +200,7 @@ class EngineFleet:
             self.post(event)
 
     def news(self, ticket: Ticket) -> WaitNews:
-        model = self._state.models.get(ticket.wish.profile)
-        if model is None or ticket.granted is not None:
+        if (model := self._state.models.get(ticket.wish.profile)) is None or ticket.granted is not None:
             return WaitNews(0, Phase.READY)
         return WaitNews(model.queue.position(ticket), model.phase, self._runners[model.name].load_fraction())
 

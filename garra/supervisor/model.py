@@ -15,6 +15,7 @@ _LEAVING = (Phase.DRAINING, Phase.STOPPING, Phase.COLD, Phase.FAILED)
 CROWD_S = 60.0
 """How long a client counts as being about."""
 _LEARN = 0.3
+_SHORTEST_TTL_S = 0.001
 _UNKNOWN_LOAD_S = 10.0
 _UNKNOWN_SERVICE_S = 5.0
 
@@ -60,6 +61,8 @@ class Model:
     removed: bool = False
     """No profile of that name any more: it leaves and is forgotten."""
     idle_since: float = 0.0
+    keep_s: float | None = None
+    """How long whoever used it last would like it to stay; negative: for ever."""
     n_taken: int = 0
     """Leases given since it became READY."""
     contested: int | None = None
@@ -107,6 +110,22 @@ class Model:
     def leaving(self) -> bool:
         """It holds memory that will be back without further doing."""
         return bool(self.held) and self.phase in _LEAVING
+
+    @property
+    def ttl_s(self) -> float:
+        """After so long without use it leaves; 0: never. A client's wish counts within the profile's limits: it is not
+        kept longer than `idle_ttl_s`, nor sent away before `min_resident_s`."""
+        limit_s = self.profile.idle_ttl_s
+        if self.keep_s is None or self.keep_s < 0:
+            return limit_s
+        wish_s = max(self.keep_s, self.profile.min_resident_s, _SHORTEST_TTL_S)
+        return min(wish_s, limit_s) if limit_s else wish_s
+
+    def stays_s(self, now: float) -> float | None:
+        """Seconds until it leaves for being idle; None: it does not."""
+        if self.pinned or not self.ttl_s or self.phase is not Phase.READY:
+            return None
+        return max(0.0, self.ttl_s - (0.0 if self.leases else now - self.idle_since))
 
     @property
     def reload_s(self) -> float:
@@ -165,6 +184,7 @@ class Model:
         self.leases.discard(ticket)
         if ticket.solo:
             self.n_solo_leases -= 1
+        self.keep_s = ticket.wish.keep_s
         if not self.leases:
             self.idle_since = now
         self.tally.outcomes[outcome] += 1

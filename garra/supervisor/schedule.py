@@ -71,7 +71,7 @@ def end_at_once(state: State, event: Ended) -> bool:
     model = state.models[event.ticket.wish.profile]
     if event.outcome is not Outcome.COMPLETE or not model.calm or event.ticket.solo:
         return False
-    if model.profile.idle_ttl_s and len(model.leases) == 1:
+    if (model.ttl_s or event.ticket.wish.keep_s is not None) and len(model.leases) == 1:
         return False
     model.complete(event.ticket, event.tokens, event.at)
     return True
@@ -101,7 +101,7 @@ def _settle(state: State, now: float, effects: list[Effect]) -> None:
         if model.phase is Phase.DRAINING and not model.leases:
             effects.append(Drained(model.name))
             model.phase = Phase.STOPPING
-        elif model.profile.idle_ttl_s and _idle(model) and now - model.idle_since >= model.profile.idle_ttl_s:
+        elif model.ttl_s and _idle(model) and now - model.idle_since >= model.ttl_s:
             stop(model, Cause.IDLE, effects)
     if any(model.removed for model in models):
         _forget(state, effects)
@@ -191,8 +191,8 @@ def _wake(state: State, waiting: list[Model], now: float, effects: list[Effect])
     for model in state.models.values():
         if model.contested is not None and model.phase is Phase.READY:
             moments.append(model.since + model.profile.min_resident_s)
-        if model.profile.idle_ttl_s and _idle(model):
-            moments.append(model.idle_since + model.profile.idle_ttl_s)
+        if model.ttl_s and _idle(model):
+            moments.append(model.idle_since + model.ttl_s)
     at = min((moment for moment in moments if moment > now), default=float("inf"))
     if at != state.wake_at:
         state.wake_at = at
