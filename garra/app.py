@@ -21,10 +21,11 @@ from aiohttp import web
 from garra import paths
 from garra.config import Config
 from garra.engine.client import HttpEngine
-from garra.errors import Taken
+from garra.errors import ConfigError, Taken
 from garra.events import Fact
 from garra.feed import Feed
 from garra.proxy.control import ControlServer
+from garra.proxy.guard import is_loopback
 from garra.proxy.server import ProxyServer
 from garra.proxy.upstream import UpstreamPool
 from garra.registry import store as models
@@ -69,6 +70,12 @@ def serve(config: Config, profile: str, narrator: Narrator, read_config: Callabl
 
     Raises AlreadyRunning, Taken, ConfigError, EngineMissing, ModelNotPresent; EngineDown when it does not start.
     """
+    settings = config.settings
+    if not is_loopback(settings.host) and not config.keys:
+        raise ConfigError(
+            f"cannot listen on {settings.host}: whoever reaches it could use everything, for there is no key",
+            fix="garra keys create NAME, and then the same again; or leave host = 127.0.0.1",
+        )
     os.umask(0o077)  # sockets, run files and logs are this user's alone
     runtime = paths.runtime_dir()
     with runfile.runtime_lock(runtime):
@@ -112,7 +119,14 @@ async def _serve(
     )
     url = _url(listener)
     jobs = Jobs(shop.catalog, clock, room=shop.room, in_use=lambda: _models_in_use(fleet))
-    proxy = ProxyServer(config, fleet, pool, jobs, Cards(models.locate))
+    proxy = ProxyServer(
+        config,
+        fleet,
+        pool,
+        jobs,
+        Cards(models.locate),
+        lambda: reloader.reload(),  # noqa: PLW0108 - there is none yet
+    )
 
     def apply(after: Config) -> None:
         shop.configure(after)

@@ -1,6 +1,7 @@
 """Settings in layers, with the origin of every value kept.
 
-Built-in defaults < shipped `profiles.toml` < the user's `profiles.toml` < `GARRA_*` < flags. Tables are merged key by
+Built-in defaults < shipped `profiles.toml` < the user's `profiles.toml` < `managed.toml` (what `garra keys` and
+`garra alias` write) < `GARRA_*` < flags. Tables are merged key by
 key, everything else is replaced. Unknown keys are errors: a key that moved or is misspelt must not be ignored.
 """
 
@@ -56,7 +57,11 @@ class Settings(BaseSettings):
     """fifo: models follow each other strictly in the order of arrival, for comparison."""
     keyless_priority: PriorityName = "normal"
     """The best class a request without a known key may have."""
+    keyless: bool = False
+    """Requests without a key are served though there are keys; on loopback only."""
     keys: dict[str, KeyTable] = {}
+    aliases: dict[str, str] = {}
+    """More names, each for a profile or one of its variants."""
     trusted_publishers: list[str] = []
     """Where it names any: a model of another publisher is brought with a warning."""
     log_format: Literal["console", "json"] = "console"
@@ -98,8 +103,8 @@ class Config:
     """Dotted key -> layer; a key that no layer sets is a built-in default."""
     labels: Mapping[str, spec.Profile]
     """Profiles by name, by alias, and each with its variants: `name:variant`."""
-    keys: Mapping[str, traffic.ClientKey]
-    """Known clients by the hash of their key."""
+    keys: tuple[traffic.ClientKey, ...]
+    """Known clients."""
 
     def profile(self, name: str) -> spec.Profile:
         """The profile of this name or alias. Raises UnknownModel, naming what exists."""
@@ -118,8 +123,9 @@ def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = Non
     user_file = user_file or paths.user_profiles()
     shipped = paths.shipped("profiles.toml")
     layers: list[tuple[str, Mapping[str, Any]]] = [("shipped profiles.toml", _read_toml(shipped))]
-    if user_file.exists():
-        layers.append((str(user_file), _read_toml(user_file)))
+    for file in (user_file, user_file.with_name(paths.managed_settings().name)):
+        if file.exists():
+            layers.append((str(file), _read_toml(file)))
     layers.append(("environment", EnvSettingsSource(Settings)()))
     layers.append(("flag", flags or {}))
 
@@ -139,10 +145,14 @@ def load(flags: Mapping[str, Any] | None = None, *, user_file: Path | None = Non
             labels[label] = profiles[name]
             variants = table.variants_of(profiles[name])
             labels |= {f"{label}:{variant}": changed for variant, changed in variants.items()}
-    keys = {
-        table.sha256: traffic.ClientKey(name, traffic.Priority[table.priority.upper()])
-        for name, table in settings.keys.items()
-    }
+    for alias, target in settings.aliases.items():
+        if target not in labels:
+            raise ConfigError(
+                f'aliases: "{alias}" stands for "{target}", which is no profile',
+                fix=f"there are: {', '.join(profiles)}",
+            )
+        labels.setdefault(alias, labels[target])
+    keys = tuple(table.to_key(name) for name, table in settings.keys.items())
     return Config(settings, profiles, origins, labels, keys)
 
 

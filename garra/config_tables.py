@@ -15,6 +15,7 @@ from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling, Sampling
 from garra.engine import argv
 from garra.errors import ConfigError
 from garra.registry.source import parse_source
+from garra.traffic import ClientKey, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +222,12 @@ class KeyTable(BaseModel, extra="forbid"):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of the key; the key itself stands nowhere."""
     priority: PriorityName = "normal"
+    profiles: list[str] = []
+    """What it may use; empty: everything."""
+    rpm: int | None = Field(None, ge=1)
+    admin: bool = False
+    created: str = ""
+
+    def to_key(self, name: str) -> ClientKey:
+        priority = Priority[self.priority.upper()]
+        return ClientKey(name, priority, frozenset(self.profiles), self.rpm, self.admin, bytes.fromhex(self.sha256))

@@ -45,6 +45,13 @@ class Forbidden(GarraError):
     code = "forbidden"
 
 
+class Unauthorised(GarraError):
+    """No key, or one that is not known."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
 class NotFound(GarraError):
     """There is no such path."""
 
@@ -172,6 +179,13 @@ class QueueFull(EngineDown):
 
     http_status = 429
     code = "queue_full"
+
+
+class TooMany(EngineDown):
+    """This key has asked more often than it may."""
+
+    http_status = 429
+    code = "rate_limit_exceeded"
 
 
 class QueueTimeout(EngineDown):

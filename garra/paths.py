@@ -32,6 +32,11 @@ def user_profiles() -> Path:
     return config_dir() / "profiles.toml"
 
 
+def managed_settings() -> Path:
+    """The part of the settings that commands write."""
+    return config_dir() / "managed.toml"
+
+
 def data_dir() -> Path:
     return Path(_DIRS.user_data_dir)
 

@@ -24,6 +24,14 @@ class ClientKey:
     name: str
     priority: Priority
     """The best class its requests may have."""
+    profiles: frozenset[str] = frozenset()
+    """What it may use; empty: everything."""
+    rpm: int | None = None
+    """Requests a minute."""
+    admin: bool = False
+    """It may load, unload and bring models, and remove them."""
+    digest: bytes = b""
+    """SHA-256 of the key itself."""
 
 
 class Wish(NamedTuple):

@@ -12,7 +12,22 @@ from typing import NoReturn
 import typer
 
 from garra import __version__
-from garra.cli import batch, bench, bundle, chat, config, doctor, engine, manage, models, plan, serve, status, tune
+from garra.cli import (
+    batch,
+    bench,
+    bundle,
+    chat,
+    config,
+    doctor,
+    engine,
+    keys,
+    manage,
+    models,
+    plan,
+    serve,
+    status,
+    tune,
+)
 from garra.errors import GarraError
 
 app = typer.Typer(
@@ -35,6 +50,7 @@ app.command()(manage.load)
 app.command()(manage.unload)
 app.command()(manage.pin)
 app.command()(manage.reload)
+app.command()(keys.alias)
 app.command()(manage.events)
 app.command()(status.status)
 app.command()(status.ps)
@@ -45,6 +61,7 @@ app.add_typer(engine.app, name="engine")
 app.add_typer(models.app, name="models")
 app.add_typer(bundle.app, name="bundle")
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 
 
 @app.command()

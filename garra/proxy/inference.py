@@ -15,6 +15,7 @@ from garra.apis.routes import Route, Work, kind_for
 from garra.config import Config
 from garra.errors import BadRequest, EngineDied, EngineDown, GarraError, TooLarge
 from garra.ports import Fleet, Hold, Lease
+from garra.proxy.access import Access
 from garra.proxy.call import Call, Told
 from garra.proxy.forward import collect, forward, glance, relayed_response
 from garra.proxy.journal import identify, take_down
@@ -43,15 +44,15 @@ class Asked(NamedTuple):
 class Inference:
     """All that needs an engine. Holds no state but its parts."""
 
-    def __init__(self, config: Config, fleet: Fleet, pool: UpstreamPool, recorder: Recorder) -> None:
+    def __init__(self, fleet: Fleet, pool: UpstreamPool, recorder: Recorder) -> None:
         self._fleet = fleet
         self._pool = pool
         self._recorder = recorder
-        self.configure(config)
 
-    def configure(self, config: Config) -> None:
+    def configure(self, config: Config, access: Access) -> None:
         """Settings for requests from now on."""
         settings = config.settings
+        self._access = access
         self._config = config
         self._keyless = Priority[settings.keyless_priority.upper()]
         self._write_stall_s = settings.write_stall_s
@@ -95,8 +96,11 @@ class Inference:
         return await glance(self._pool, self._address(profile), route, msgspec.json.encode(asked), self._write_stall_s)
 
     def _wish(self, request: web.BaseRequest, profile: Profile, n_bytes: int) -> Wish:
+        """Raises Forbidden, TooMany, BadRequest."""
+        key = request.get("key")
+        self._access.check(key, profile.name, self._pool.loop.time())
         address = request.remote or "unknown"
-        return wish_of(profile.name, request.headers, address, n_bytes, self._config.keys, self._keyless)
+        return wish_of(profile.name, request.headers, address, n_bytes, key, self._keyless)
 
     async def _run(
         self, request: web.BaseRequest, asked: Asked, do: Callable[[Call, Lease, UpstreamPool], Awaitable[Any]]

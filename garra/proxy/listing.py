@@ -8,6 +8,7 @@ from aiohttp import web
 
 from garra.config import Config
 from garra.ports import Fleet
+from garra.proxy.access import may_use
 from garra.proxy.answers import answer
 from garra.registry.cards import Cards, ModelFacts
 from garra.spec import EngineStatus, Phase, Profile
@@ -28,11 +29,11 @@ class Listing:
         self._config = config
 
     async def models(self, request: web.BaseRequest) -> web.Response:
-        labels = self._config.labels
+        key = request.get("key")
         rows = [
             await self._model(name, profile)
-            for name, profile in labels.items()
-            if name.partition(":")[0] == profile.name  # aliases stand in their profile's row
+            for name, profile in self._config.labels.items()
+            if name.partition(":")[0] == profile.name and may_use(key, profile.name)  # aliases stand in its row
         ]
         return answer({"object": "list", "data": rows})
 
@@ -59,7 +60,7 @@ class Listing:
             "object": "model",
             "created": int(facts.modified.timestamp()) if facts is not None else 0,
             "owned_by": "garra",
-            "aliases": profile.aliases,
+            "aliases": [label for label, one in self._config.labels.items() if one is profile and label != name],
             "description": profile.description,
             "kind": profile.kind,
             "status": {"value": model_state(status, self._fleet.present(profile.name))},

@@ -18,17 +18,20 @@ from garra.apis.ollama_lists import VERSION, Described, running, show, tag
 from garra.apis.routes import BY_PATH
 from garra.bill import HOST
 from garra.config import Config
-from garra.errors import BadRequest, Forbidden, NotFound, NotOffered
+from garra.errors import BadRequest, NotFound, NotOffered
 from garra.ports import Fleet
 from garra.proxy import inference
+from garra.proxy.access import may_use
 from garra.proxy.answers import answer
 from garra.proxy.call import Told
 from garra.proxy.inference import Inference
 from garra.proxy.listing import capabilities
+from garra.proxy.management import Management
 from garra.proxy.ollama_pull import Puller
 from garra.proxy.route import CallHead
 from garra.registry.cards import Cards
 from garra.spec import MIB, Phase, Profile
+from garra.traffic import ClientKey
 
 PREFIX = "/api/"
 _NOT_HERE = {
@@ -51,14 +54,14 @@ class OllamaApi:
         engines: Inference,
         cards: Cards,
         puller: Puller,
-        may_manage: Callable[[], bool],
+        management: Management,
     ) -> None:
         self._config = config
         self._fleet = fleet
         self._engines = engines
         self._cards = cards
         self._puller = puller
-        self._may_manage = may_manage
+        self._management = management
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "version"): self.version, ("HEAD", "version"): self.version,
             ("GET", "tags"): self.tags, ("HEAD", "tags"): self.tags,
@@ -86,7 +89,8 @@ class OllamaApi:
         return answer({"version": VERSION})
 
     async def tags(self, request: web.BaseRequest) -> web.Response:
-        rows = [tag(one) for label in self._names() if (one := await self._described(label)) is not None]
+        names = self._names(request.get("key"))
+        rows = [tag(one) for label in names if (one := await self._described(label)) is not None]
         return answer({"models": rows})
 
     async def show(self, request: web.BaseRequest) -> web.Response:
@@ -203,7 +207,7 @@ class OllamaApi:
     ) -> web.StreamResponse:
         """A request for nothing: Ollama's way to say load, or with a keep_alive of 0, unload."""
         if asks.keep_alive_s(asked.keep_alive) == 0:
-            self._require_management("models are unloaded")
+            self._management.require(request)
             self._fleet.unload(profile.name)
             return answer(loaded(asked.named(), part, _now(), "unload"))
         await self._engines.touch(request, profile)
@@ -213,29 +217,32 @@ class OllamaApi:
 
     async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = await self._read(request)
-        self._require_management("models are brought")
+        self._management.require(request)
         named = asked.named()
         known = self._config.labels.get(named) or self._config.labels.get(named.removesuffix(":latest"))
         return await self._puller.pull(request, known.model if known is not None else named, stream=asked.streams)
 
     async def delete(self, request: web.BaseRequest) -> web.StreamResponse:
-        raise Forbidden("models are removed with the garra command", fix="garra models rm REF")
+        await self._management.remove(request, (await self._read(request)).named())
+        return answer({})
 
     async def copy(self, request: web.BaseRequest) -> web.StreamResponse:
-        raise Forbidden("aliases are made with the garra command", fix="garra alias NAME PROFILE")
-
-    def _require_management(self, what: str) -> None:
-        if not self._may_manage():
-            raise Forbidden(f"{what} on the machine itself, with the garra command", fix="garra --help")
+        """Here a copy is one more name for the same."""
+        asked = await self._read(request)
+        if not asked.source or not asked.destination:
+            raise BadRequest("source and destination are required")
+        self._management.alias(request, asked.destination, asked.source)
+        return answer({})
 
     # -- inside
 
     async def _read(self, request: web.BaseRequest) -> Asked:
         return asks.read(await self._engines.body_of(request))
 
-    def _names(self) -> list[str]:
+    def _names(self, key: ClientKey | None) -> list[str]:
         labels = self._config.labels
-        return [_name_of(one) for name, one in labels.items() if name.partition(":")[0] == one.name]
+        own = (one for name, one in labels.items() if name.partition(":")[0] == one.name)
+        return [_name_of(one) for one in own if may_use(key, one.name)]
 
     async def _described(self, name: str) -> Described | None:
         """The model under this name; None where its file is not here."""

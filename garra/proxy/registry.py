@@ -5,13 +5,12 @@ POST /registry/download          {"ref": "hf:owner/repo:QUANT"}          202 and
 GET  /registry/download          all jobs          GET /registry/download/ID          one
 GET  /registry/download/ID/events                  its progress as server-sent events, until it ended
 POST /registry/download/ID/pause | cancel          (cancel throws away what has come)
-GET  /registry/models            DELETE /registry/models/REF             the latter on the control socket only
+GET  /registry/models            DELETE /registry/models/REF             the latter for administrators
 """
 
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -19,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from garra.downloads import DownloadStatus
-from garra.errors import BadRequest, ConfigError, Forbidden, NotFound
+from garra.errors import BadRequest, ConfigError, NotFound
 from garra.ports import Registry
 
 PREFIX = "/registry/"
@@ -36,21 +35,10 @@ class _Download(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RegistryApi:
-    """The handlers; `open_to_clients` tells whether the public listener may use them."""
+    """The handlers."""
 
-    def __init__(self, registry: Registry, open_to_clients: Callable[[], bool]) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._open = open_to_clients
-
-    async def public(self, request: web.BaseRequest) -> web.StreamResponse:
-        """From any client of the proxy: on loopback, while nobody has a key. Raises Forbidden."""
-        if not self._open():
-            raise Forbidden(
-                "models are managed on the machine itself, with the garra command", fix="garra models --help"
-            )
-        if request.method == "DELETE":
-            raise Forbidden("models are removed with the garra command", fix="garra models rm REF")
-        return await self.answer(request)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Raises GarraError."""

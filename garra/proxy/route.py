@@ -43,18 +43,15 @@ def wish_of(
     headers: Mapping[str, str],
     address: str,
     length: int,
-    keys: Mapping[str, ClientKey],
+    key: ClientKey | None,
     keyless: Priority,
 ) -> Wish:
     """The wish of a request with these headers from this address. Raises BadRequest.
 
-    A client is its key, else its address; `X-Garra-Client` only divides that share. A key that is not configured is as
-    good as none: any client library sends one. `X-Garra-Priority` asks for a class; the key, or `keyless_priority`, is
-    the best it gets.
+    A client is its key, else its address; `X-Garra-Client` only divides that share. `X-Garra-Priority` asks for a
+    class; the key's, or `keyless_priority`, is the best it gets.
     """
-    client, best = address, keyless
-    if keys and (given := _key(headers)) and (known := keys.get(hashlib.sha256(given.encode()).hexdigest())):
-        client, best = f"key {known.name}", known.priority
+    client, best = (address, keyless) if key is None else (f"key {key.name}", key.priority)
     asked = headers.get("X-Garra-Priority")
     if asked is None:
         priority = max(Priority.NORMAL, best)
@@ -65,11 +62,6 @@ def wish_of(
         raise BadRequest(f'X-Garra-Priority "{asked[:40]}" is no class', fix=f"one of: {classes}")
     share = headers.get("X-Garra-Client", "")[:_SHARE_LENGTH]
     return Wish(profile, client, share, priority, length / _TOKEN_BYTES + _USUAL_ANSWER_TOKENS)
-
-
-def _key(headers: Mapping[str, str]) -> str:
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 _SESSION_HEADERS = ("X-Claude-Code-Session-Id", "session-id", "x-session-id", "x-session-affinity", "thread-id")

@@ -14,9 +14,11 @@ from garra.config import Config
 from garra.errors import Forbidden, GarraError, NotFound
 from garra.ports import Fleet, Registry
 from garra.proxy import guard, listing, ollama, registry
+from garra.proxy.access import Access
 from garra.proxy.answers import render
 from garra.proxy.inference import Inference
 from garra.proxy.listing import Listing
+from garra.proxy.management import Management
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.ollama import OllamaApi
 from garra.proxy.ollama_pull import Puller
@@ -38,34 +40,45 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class ProxyServer:
     """Handlers of the public listener. Holds no state but its parts."""
 
-    def __init__(self, config: Config, fleet: Fleet, pool: UpstreamPool, models: Registry, cards: Cards) -> None:
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        pool: UpstreamPool,
+        models: Registry,
+        cards: Cards,
+        reload: Callable[[], Any],
+    ) -> None:
+        self._access: Access | None = None
         self._fleet = fleet
         self._pool = pool
-        self.registry = RegistryApi(models, self._keyless_loopback)
+        self.registry = RegistryApi(models)
         self.recorder = Recorder()
-        self._inference = Inference(config, fleet, pool, self.recorder)
+        self._management = Management(fleet, models, reload)
+        self._inference = Inference(fleet, pool, self.recorder)
         self._listing = Listing(config, fleet, cards)
-        self._ollama = OllamaApi(config, fleet, self._inference, cards, Puller(models), self._keyless_loopback)
+        self._ollama = OllamaApi(config, fleet, self._inference, cards, Puller(models), self._management)
         self._routes: dict[tuple[str, str], Handler] = {
             (route.method, route.path): partial(self._inference.answer, route=route) for route in ROUTES
         }
+        self._routes |= {("POST", "/models/load"): self._management.load}
+        self._routes |= {("POST", "/models/unload"): self._management.unload}
         self._routes |= {("GET", path): self._listing.models for path in ("/v1/models", "/models")}
         self._routes |= {("GET", path): self._listing.health for path in ("/health", "/v1/health")}
         self._routes |= {("GET", "/metrics"): self.metrics, ("GET", "/"): self.root, ("HEAD", "/"): self.root}
         self.configure(config)
 
-    def _keyless_loopback(self) -> bool:
-        """Whether who reaches the listener may do what the person at the machine may, deleting aside."""
-        return guard.is_loopback(self._config.settings.host) and not self._config.settings.keys
-
     def configure(self, config: Config) -> None:
         """Settings for requests from now on."""
-        self._config = config
-        self._inference.configure(config)
+        settings = config.settings
+        access = Access(config.keys, loopback=guard.is_loopback(settings.host), keyless=settings.keyless)
+        self._access = access.inherit(self._access) if self._access is not None else access
+        self._inference.configure(config, access)
+        self._management.configure(config, access)
         self._listing.configure(config)
         self._ollama.configure(config)
-        self._body_limit = config.settings.body_limit_mib * 1024 * 1024
-        self._hosts = guard.host_allow_list(config.settings.host, config.settings.allowed_hosts)
+        self._body_limit = settings.body_limit_mib * 1024 * 1024
+        self._hosts = guard.host_allow_list(settings.host, settings.allowed_hosts)
 
     def web_server(self) -> web.Server:
         """The listener's protocol. Handlers are cancelled when their client leaves, else that would go unnoticed.
@@ -94,8 +107,12 @@ class ProxyServer:
             response = render(Forbidden(refusal), api_of(method, path))
             response.force_close()  # the body stays unread
             return response
-        handler = self._routes.get((method, path)) or self._by_prefix(method, path)
         try:
+            access = self._access
+            assert access is not None
+            if not access.open:
+                request["key"] = access.identify(headers, path)
+            handler = self._routes.get((method, path)) or self._by_prefix(method, path)
             return await handler(request)
         except GarraError as error:
             return render(error, api_of(method, path), request.get("id"))
@@ -107,10 +124,14 @@ class ProxyServer:
 
     def _by_prefix(self, method: str, path: str) -> Handler:
         if path.startswith(registry.PREFIX):
-            return self.registry.public
+            return self.manage_models
         if path.startswith(ollama.PREFIX):
             return self._ollama.handle
         return self._listing.model if method == "GET" and path.startswith(listing.MODELS) else self.unknown
+
+    async def manage_models(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._management.require(request, always_admin=request.method == "DELETE")
+        return await self.registry.answer(request)
 
     async def root(self, request: web.BaseRequest) -> web.Response:
         """What Ollama says there: clients look whether somebody is at home."""
