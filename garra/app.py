@@ -34,6 +34,7 @@ from garra.registry.jobs import Jobs
 from garra.reload import Reloader
 from garra.spec import EngineStatus, Phase
 from garra.supervisor import runfile
+from garra.supervisor.bridge import AnySpawner
 from garra.supervisor.fleet import EngineFleet
 from garra.supervisor.memory import HostMemory
 from garra.supervisor.process import ProcessSpawner
@@ -110,7 +111,7 @@ async def _serve(
         shop.policy(),
         plans=shop.plans(lambda: fleet.pids()),  # noqa: PLW0108 - there is no fleet yet
         locate=models.locate,
-        spawner=ProcessSpawner(runtime / "engines", shop.argv, shop.environment),
+        spawner=AnySpawner(ProcessSpawner(runtime / "engines", shop.argv, shop.environment), runtime / "engines"),
         http=HttpEngine(),
         connections=pool,
         memory=HostMemory(),

@@ -90,6 +90,10 @@ class Settings(BaseSettings):
                 if label in taken:
                     raise ValueError(f'"{label}" names both {taken[label]} and {name}')
                 taken[label] = name
+        for name, table in self.profiles.items():
+            for other in table.fallback:
+                if other == name or other not in self.profiles:
+                    raise ValueError(f'fallback of {name}: "{other}" is no other profile')
         return self
 
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from garra import spec
 from garra.apis.edits import merged
-from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling, Sampling
+from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling, Sampling, Server
 from garra.engine import argv
 from garra.errors import ConfigError
-from garra.registry.source import parse_source
+from garra.registry.source import SERVER_PREFIX, parse_source
 from garra.traffic import ClientKey, Priority
 
 
@@ -85,7 +85,12 @@ class MendTable(BaseModel, extra="forbid"):
 class ProfileTable(BaseModel, extra="forbid"):
     """One `[profiles.NAME]` table. The field docs are in docs/profiles.md."""
 
-    model: str
+    model: str = ""
+    backend: Literal["engine", "openai"] = "engine"
+    url: str | None = Field(None, pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$")
+    remote_model: str | None = None
+    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    fallback: list[str] = []
     description: str = ""
     kind: Kind = "chat"
     pooling: Pooling | None = None
@@ -159,6 +164,12 @@ class ProfileTable(BaseModel, extra="forbid"):
 
     @model_validator(mode="after")
     def _values_agree(self) -> ProfileTable:
+        if self.backend == "openai" and (self.url is None or self.model):
+            raise ValueError(
+                'backend = "openai" needs a url, and has no model of ours: remote_model names the one there'
+            )
+        if self.backend == "engine" and (not self.model or self.url or self.key_env or self.remote_model):
+            raise ValueError('a model is needed, for example "hf:owner/repo:QUANT"; url is for backend = "openai"')
         if self.ubatch > self.batch:
             raise ValueError(f"ubatch {self.ubatch} is larger than batch {self.batch}")
         _, cache_type_v = self.cache_types()
@@ -182,13 +193,18 @@ class ProfileTable(BaseModel, extra="forbid"):
     def to_spec(self, name: str) -> spec.Profile:
         """The profile with presets resolved to numbers."""
         resolved = "context slots threads gpu_layers sampling aliases extra_args cache_type_k cache_type_v draft_depth "
-        resolved += "ngram_match ngram_draft body mend variants batch ubatch"
+        resolved += "ngram_match ngram_draft body mend variants batch ubatch "
+        resolved += "model backend url remote_model key_env fallback"
         plain = self.model_dump(exclude=set(resolved.split()))
         cache_type_k, cache_type_v = self.cache_types()
+        server = Server(self.url, self.remote_model or name, self.key_env) if self.url is not None else None
         match, draft = NGRAM_SIZES.get(self.ngram, (None, None))
         n_ctx = CONTEXT_PRESETS[self.context].n_ctx if isinstance(self.context, str) else self.context
         return spec.Profile(
             name=name,
+            model=self.model if server is None else f"{SERVER_PREFIX}{server.url}",
+            server=server,
+            fallback=tuple(self.fallback),
             context=n_ctx,
             slots=self.slots or MODE_SLOTS[self.mode],
             cache_type_k=cache_type_k,

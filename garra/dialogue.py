@@ -65,6 +65,18 @@ class Traits:
     thinking: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Somebody else's server that answers in the place of an engine of ours."""
+
+    url: str
+    """With the path its API begins at, as clients write it: `http://box:8000/v1`."""
+    model: str
+    """What the model is called there."""
+    key_env: str | None = None
+    """The variable of the environment that holds the key."""
+
+
 NO_EDITS = Edits()
 ALL_MENDS = Mends()
 UNKNOWN_TRAITS = Traits()

@@ -70,6 +70,8 @@ class Planner:
 
         Raises ModelNotPresent (unless `present` is False and garra ships a card), BadModel, DoesNotFit.
         """
+        if profile.server is not None:  # it takes nothing here
+            return LaunchPlan(profile, Path(profile.server.url), threads=0, gpu_layers=0)
         card, path = parts.card_of(profile)
         if path is None and present:
             raise parts.absent(profile)
@@ -238,6 +240,9 @@ class ThreadedPlans:
         return await asyncio.to_thread(self._planner.lower, plan, wished, why)
 
     async def learn(self, plan: LaunchPlan, pid: int) -> None:
+        if plan.profile.server is not None:
+            return
+
         def look() -> None:
             vram_bytes, ram_bytes = gpus.held_mib(pid) * MIB, hardware.rss_bytes(pid)
             self._planner.learn(plan, vram_bytes, ram_bytes)

@@ -131,6 +131,10 @@ class Profile:
     max_tokens: int | None = None
     """Longest answer where a request sets no limit; None: as long as the context."""
     sampling: Sampling = dialogue.NO_SAMPLING
+    server: dialogue.Server | None = None
+    """Who answers, where it is not an engine of ours."""
+    fallback: tuple[str, ...] = ()
+    """Profiles that answer while this one is down or its queue full."""
     aliases: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
     sha256: str | None = None
@@ -148,6 +152,7 @@ class Profile:
 _ONLY_GARRAS: dict[str, Any] = {
     "mode": "low_latency",
     "aliases": (),
+    "fallback": (),
     "description": "",
     "idle_ttl_s": 0.0,
     "load_timeout_s": 1.0,

@@ -29,6 +29,7 @@ _OWNED = frozenset(
     --spec-type --spec-draft-n-max -rea --reasoning -n --predict --n-predict
     --temp --temperature --top-p --top-k --min-p --presence-penalty --repeat-penalty
     --mmproj-auto --no-mmproj --no-mmproj-auto --ui --no-ui --webui --no-webui --slots --no-slots --metrics --jinja
+    --embedding --embeddings --rerank --reranking --pooling
     --offline --log-colors --log-disable --log-file --log-jsonl
     --models-dir --models-preset --models-max --tools --ui-mcp-proxy --webui-mcp-proxy -ag --agent --path
     """.split()
@@ -49,6 +50,7 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
     words += ["--cont-batching", "--cache-ram", str(profile.cache_ram_mib), "--ctx-checkpoints", str(plan.checkpoints)]
     words += ["--kv-unified" if profile.unified_kv else "--no-kv-unified"]
     words += _speculation(plan)
+    words += _kind(profile)
     words += ["--jinja", "--reasoning", profile.reasoning]
     words += _sampling(plan)
     if profile.max_tokens is not None:
@@ -85,6 +87,17 @@ def smoke_argv(program: Path, model: Path, socket: Path) -> list[str]:
         "--log-colors",
         "off",
     ]
+
+
+def _kind(profile: Profile) -> list[str]:
+    """What it gives instead of tokens, where it is no chat model."""
+    match profile.kind:
+        case "embedding":
+            return ["--embeddings", *(["--pooling", profile.pooling] if profile.pooling is not None else [])]
+        case "rerank":
+            return ["--reranking", *(["--pooling", profile.pooling] if profile.pooling is not None else [])]
+        case "chat":
+            return []
 
 
 def _offload(plan: LaunchPlan) -> list[str]:
@@ -166,7 +179,7 @@ def needed_flags() -> list[str]:
         "--model --alias --host --offline -c -np -b -ub -t -tb --fit -ngl --device --n-cpu-moe -fa --cache-type-k "
         "--cache-type-v --cont-batching --cache-ram --ctx-checkpoints --kv-unified --no-kv-unified --spec-type "
         "--spec-draft-n-max -md -ngld --jinja --reasoning --temp --top-p --top-k --min-p --presence-penalty "
-        "--repeat-penalty -n --no-mmproj --slots --metrics --no-ui --log-colors"
+        "--embeddings --reranking --pooling --repeat-penalty -n --no-mmproj --slots --metrics --no-ui --log-colors"
     ).split()
 
 

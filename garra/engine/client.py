@@ -28,6 +28,8 @@ _WARM_UPS: Mapping[Kind, tuple[str, dict[str, Any]]] = {
     "embedding": ("/embedding", {"content": "Hello"}),
     "rerank": ("/rerank", {"query": "Hello", "documents": ["Hello"]}),
 }
+WARM_UP_HEADER = "X-Garra-Warm-Up"
+_WARM_UP = {WARM_UP_HEADER: "1"}
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -95,7 +97,10 @@ class HttpEngine:
         """Seconds of prefill per token of a tiny prompt. Raises EngineDown unless what the kind is for comes back."""
         path, body = _WARM_UPS[kind]
         try:
-            async with _session(socket, _WARM_UP_LIMIT) as session, session.post(path, json=body) as reply:
+            async with (
+                _session(socket, _WARM_UP_LIMIT) as session,
+                session.post(path, json=body, headers=_WARM_UP) as reply,
+            ):
                 said = await reply.read()
         except _BROKEN as error:
             raise EngineDown(f"the warm-up request failed: {error}") from None

@@ -11,11 +11,11 @@ import msgspec
 from aiohttp import web
 
 from garra.apis.passages import Passage
-from garra.apis.routes import Route, Work, kind_for
+from garra.apis.routes import Api, Route, Work, kind_for
 from garra.config import Config
-from garra.errors import BadRequest, EngineDied, EngineDown, GarraError, TooLarge
-from garra.ports import Fleet, Hold, Lease
-from garra.proxy.access import Access
+from garra.errors import BadModel, BadRequest, EngineDied, EngineDown, GarraError, ModelNotPresent, TooLarge
+from garra.ports import Fleet, Lease
+from garra.proxy.access import Access, may_use
 from garra.proxy.call import Call, Told
 from garra.proxy.forward import collect, forward, glance, relayed_response
 from garra.proxy.journal import identify, take_down
@@ -26,6 +26,12 @@ from garra.proxy.route import CallHead, fingerprint, read_call, session_of, wish
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import Phase, Profile
 from garra.traffic import Outcome, Priority, Wish
+
+log = logging.getLogger(__name__)
+
+_ELSEWHERE = (EngineDown, ModelNotPresent, BadModel)
+"""What another profile may do better: this one is down, or its queue full."""
+Do = Callable[[Call, Lease, UpstreamPool], Awaitable[Any]]
 
 
 class Asked(NamedTuple):
@@ -87,6 +93,7 @@ class Inference:
 
     async def touch(self, request: web.BaseRequest, profile: Profile) -> None:
         """Bring the model into memory, in its turn."""
+        self._check_key(request, profile)
         wish = self._wish(request, profile, 0)
         async with self._fleet.lease(wish) as lease:
             lease.ended(Outcome.COMPLETE)
@@ -95,32 +102,59 @@ class Inference:
         """What the profile's engine answers to a small question past the queue. Raises EngineDown."""
         return await glance(self._pool, self._address(profile), route, msgspec.json.encode(asked), self._write_stall_s)
 
-    def _wish(self, request: web.BaseRequest, profile: Profile, n_bytes: int) -> Wish:
-        """Raises Forbidden, TooMany, BadRequest."""
-        key = request.get("key")
-        self._access.check(key, profile.name, self._pool.loop.time())
-        address = request.remote or "unknown"
-        return wish_of(profile.name, request.headers, address, n_bytes, key, self._keyless)
+    async def _run(self, request: web.BaseRequest, asked: Asked, do: Do) -> Any:
+        """`do` with a lease of the profile; where that one is down or full, with one of its fallbacks."""
+        request["id"] = identify(request.headers)
+        self._check_key(request, asked.profile)
+        patience = self._patience(request, asked) if asked.head.stream else None
+        try:
+            return await self._first_of(request, asked, patience, do)
+        except GarraError as error:
+            if patience is None or not patience.begun:
+                raise
+            patience.fail(error)
+            return relayed_response(200, keep_alive=False)
+        finally:
+            if patience is not None:
+                patience.stop()
 
-    async def _run(
-        self, request: web.BaseRequest, asked: Asked, do: Callable[[Call, Lease, UpstreamPool], Awaitable[Any]]
-    ) -> Any:
-        """`do` with a lease, and once more with another if the engine died before it said anything."""
-        route, body, head, profile = asked.route, asked.body, asked.head, asked.profile
+    async def _first_of(self, request: web.BaseRequest, asked: Asked, patience: Patience | None, do: Do) -> Any:
+        """The first answer that the profile, or else one of its fallbacks, begins. Raises the profile's own error."""
+        own = asked.profile
+        if not own.fallback:
+            return await self._attempt(request, asked, patience, do)
+        key, failures = request.get("key"), []
+        others = (self._config.profile(name) for name in own.fallback)
+        for profile in (own, *(one for one in others if may_use(key, one.name) and one.kind == own.kind)):
+            told = (*asked.told, ("X-Garra-Profile", profile.name.encode()))
+            try:
+                return await self._attempt(request, asked._replace(profile=profile, told=told), patience, do)
+            except _ELSEWHERE as error:
+                log.info("%s: %s; asking elsewhere", profile.name, error.what)
+                failures.append(error)
+        raise failures[0]
+
+    async def _attempt(self, request: web.BaseRequest, asked: Asked, patience: Patience | None, do: Do) -> Any:
+        """`do` with a lease, and once more with another if the engine died before it said anything.
+
+        Raises what keeps it from an answer, none of which its client has seen.
+        """
+        route, body, profile = asked.route, asked.body, asked.profile
         _check_kind(profile, route.work)
         wish = self._wish(request, profile, len(body))
         if self._fleet.suspicious:
             wish = wish._replace(fingerprint=fingerprint(route.path, body))
         if asked.keep_s is not None:
             wish = wish._replace(keep_s=asked.keep_s)
-        ident = request["id"] = identify(request.headers)
-        session = session_of(request.headers, head, wish.client) if route.work is Work.ANSWER else None
+        ident: str = request["id"]
+        session = session_of(request.headers, asked.head, wish.client) if route.work is Work.ANSWER else None
         hold = self._fleet.lease(wish)
+        if patience is not None:
+            patience.watch(hold)
         call = Call(
-            request, route, profile, body, self._write_stall_s, ident.encode(), session, asked.translation, asked.told
-        )
-        if head.stream:
-            call.patience = self._patience(call, hold)
+            request, route, profile, body, self._write_stall_s, ident.encode(), session, asked.translation, asked.told,
+            patience,
+        )  # fmt: skip
         lease: Lease | None = None
         failure: GarraError | None = None
         noted = self._recorder.active or request_log.isEnabledFor(logging.INFO)
@@ -130,29 +164,35 @@ class Inference:
                 async with hold as lease:
                     return await do(call, lease, self._pool)
             except EngineDied as died:
-                if not died.untouched:
+                if not died.untouched or profile.fallback:
                     raise
             hold.again(call.print())  # the engine died before it said anything: that costs one more try
             async with hold as lease:
                 return await do(call, lease, self._pool)
         except GarraError as error:
             failure = error
-            if call.patience is None or not call.begun:
-                raise
-            call.patience.fail(error)
-            return relayed_response(200, keep_alive=False)
+            raise
         finally:
-            if call.patience is not None:
-                call.patience.stop()
             if noted:
                 seconds = self._pool.loop.time() - began
                 take_down(ident, route.path, wish, lease, seconds, failure)
                 self._recorder.take(route.path, body, wish, lease, began, seconds)
 
-    def _patience(self, call: Call, hold: Hold) -> Patience:
+    def _check_key(self, request: web.BaseRequest, profile: Profile) -> None:
+        """Raises Forbidden, TooMany."""
+        self._access.check(request.get("key"), profile.name, self._pool.loop.time())
+
+    def _wish(self, request: web.BaseRequest, profile: Profile, n_bytes: int) -> Wish:
+        """Raises BadRequest."""
+        address = request.remote or "unknown"
+        return wish_of(profile.name, request.headers, address, n_bytes, request.get("key"), self._keyless)
+
+    def _patience(self, request: web.BaseRequest, asked: Asked) -> Patience:
         settings = self._config.settings
-        grace_s, heartbeat_s = settings.first_byte_grace_s, settings.heartbeat_s
-        return Patience(call.request, call.voice, call.profile.name, hold, grace_s=grace_s, heartbeat_s=heartbeat_s)
+        voice = asked.route.api if asked.translation is None else Api.OLLAMA
+        return Patience(
+            request, voice, asked.profile.name, grace_s=settings.first_byte_grace_s, heartbeat_s=settings.heartbeat_s
+        )
 
     async def _past_the_queue(self, request: web.BaseRequest, route: Route, body: bytes) -> web.StreamResponse:
         """A look at an engine, or a word to one of its answers: no slot, no load, only where it is up."""

@@ -24,13 +24,11 @@ _COMMENT_EVERY_S = 5.0
 class Patience:
     """The time from a streaming request to the first byte of its answer. `stop` it when that comes."""
 
-    def __init__(
-        self, request: web.BaseRequest, api: Api, model: str, hold: Hold, *, grace_s: float, heartbeat_s: float
-    ) -> None:
+    def __init__(self, request: web.BaseRequest, api: Api, model: str, *, grace_s: float, heartbeat_s: float) -> None:
         self._request = request
         self._api = api
         self._model = model
-        self._hold = hold
+        self._hold: Hold | None = None
         self._every_s = min(_COMMENT_EVERY_S, grace_s)
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
@@ -39,6 +37,10 @@ class Patience:
         self.begun = False
         """The response head is out: errors can only be events."""
         self._timer = self._loop.call_later(grace_s, self._beat)
+
+    def watch(self, hold: Hold) -> None:
+        """This is what is waited for now."""
+        self._hold = hold
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -58,7 +60,8 @@ class Patience:
         if not self.begun:
             self.begun = True
             transport.write(_head(self._chunked, content_type(self._api)))
-        self._write(comment(self._hold.news(), self._api))
+        if self._hold is not None:
+            self._write(comment(self._hold.news(), self._api))
         if self._loop.time() >= self._next_heartbeat:
             self._next_heartbeat += self._heartbeat_s
             self._write(heartbeat(self._api, self._model))

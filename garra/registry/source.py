@@ -59,12 +59,22 @@ class OllamaSource:
     tag: str = "latest"
 
 
-ModelSource = FileSource | PypiSource | HubSource | OllamaSource
+@dataclass(frozen=True, slots=True)
+class ServerSource:
+    """A model on somebody else's server; garra's own word for profiles that have no file."""
+
+    url: str
+
+
+ModelSource = FileSource | PypiSource | HubSource | OllamaSource | ServerSource
+SERVER_PREFIX = "server:"
 
 
 def parse_source(text: str) -> ModelSource:
     """The source a reference names. Raises ConfigError with the forms, Refused where it is another format's file."""
     scheme, _, rest = text.partition(":")
+    if text.startswith(SERVER_PREFIX):
+        return ServerSource(rest)
     if _CODE.search(rest):
         raise Refused(
             f'cannot use model "{text}": garra loads GGUF only; files of that kind can run code when they are read, or '

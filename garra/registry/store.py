@@ -7,7 +7,7 @@ from pathlib import Path
 from garra import paths
 from garra.errors import BadModel
 from garra.registry import hubcache, names, ollama
-from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, parse_source
+from garra.registry.source import FileSource, HubSource, OllamaSource, PypiSource, ServerSource, parse_source
 
 _MAGIC = b"GGUF"
 
@@ -26,6 +26,8 @@ def locate(model: str) -> Path | None:
             return next(iter(hubcache.find(source)), None)
         case OllamaSource():
             return ollama.locate(source)
+        case ServerSource(url):
+            return Path(url)  # it is as present as it can be
 
 
 def projector(model: str) -> Path | None:

@@ -155,7 +155,7 @@ class EngineFleet:
 
     def pids(self) -> list[int]:
         """The engines' processes."""
-        return [runner.process.pid for runner in self._runners.values() if runner.process is not None]
+        return [one.process.pid for one in self._runners.values() if one.process is not None and one.process.pid]
 
     async def close(self) -> None:
         """Refuse newcomers, let running answers end (as long as the drain allows), stop every engine."""

@@ -61,7 +61,7 @@ def test_mode_decides_slots_unless_they_are_given() -> None:
         ("[profiles.demo]\ncontext = 'big'", "profiles.demo.context: 'big' is not one of short, medium, long"),
         ("[profiles.demo.sampling]\ntemprature = 1", 'did you mean "temperature"?'),
         ("[profiles.demo]\nextra_args = ['-ngl', '5']", "-ngl is set by garra itself"),
-        ("[profiles.mine]\ncontext = 4096", "profiles.mine.model: Field required"),
+        ("[profiles.mine]\ncontext = 4096", "profiles.mine: a model is needed"),
         ("[profiles.demo]\nubatch = 5000", "ubatch 5000 is larger than batch 128"),
         ("[profiles.demo]\nflash_attention='off'\ncache_type_v='q8_0'", 'needs flash_attention = "on"'),
         ("[profiles.demo]\nmodel = 'http://x'", 'cannot use model "http://x"'),
