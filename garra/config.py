@@ -197,18 +197,25 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
+def _explain(error: ValidationError, origins: dict[str, str]) -> ConfigError:
     """One line per wrong key, each with the layer it stands in."""
     said: dict[str, str] = {}
     for detail in error.errors():
         key, complaint = _complaint(detail)
         said.setdefault(key, complaint)  # a union complains once per member
     lines = [
-        (f"{key}: " if key else "") + complaint + (f" [{origins[key]}]" if key in origins else "")
+        (f"{key}: " if key else "") + complaint + (f" [{origin}]" if (origin := _origin_of(key, origins)) else "")
         for key, complaint in said.items()
     ]
     what = "cannot use these settings: " + "\n  also: ".join(lines)
     return ConfigError(what, fix="correct it, then run: garra config check")
+
+
+def _origin_of(key: str, origins: dict[str, str]) -> str | None:
+    """The layer of a key; of a table, the last layer that sets something in it."""
+    if not key or key in origins:
+        return origins.get(key)
+    return next((origin for name, origin in reversed(origins.items()) if name.startswith(f"{key}.")), None)
 
 
 def _complaint(detail: ErrorDetails) -> tuple[str, str]:

@@ -56,9 +56,9 @@ class Garra:
         command = [sys.executable, "-m", "garra", *words]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, check=check, timeout=timeout)
 
-    def start(self, *words: str) -> Garra:
-        """`garra up WORDS` on a free port, in the background of the test."""
-        command = [sys.executable, "-m", "garra", "up", *words, "--port", "0"]
+    def start(self, *words: str, port: int = 0) -> Garra:
+        """`garra up WORDS`, on a free port unless one is given, in the background of the test."""
+        command = [sys.executable, "-m", "garra", "up", *words, "--port", str(port)]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(command, env=self.env, stdout=output, stderr=output)
         return self

@@ -18,6 +18,7 @@ from garra.cli import (
     bundle,
     chat,
     config,
+    connect,
     doctor,
     engine,
     keys,
@@ -46,6 +47,7 @@ app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(tune.tune)
 app.command()(batch.batch)
+app.command()(connect.connect)
 app.command()(manage.load)
 app.command()(manage.unload)
 app.command()(manage.pin)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from garra.dialogue import Traits
 from garra.errors import BadModel
-from garra.registry import gguf
+from garra.registry import gguf, store
 from garra.registry.names import quant_of
 from garra.registry.template import traits_of
 
@@ -89,6 +89,11 @@ class Cards:
                 fills_in=any(f"tokenizer.ggml.{key}" in header.values for key in _FILL_IN),
             )
             return facts
+
+
+def facts_of_model(model: str) -> ModelFacts | None:
+    """The same once, for commands."""
+    return asyncio.run(Cards(store.locate).of(model))
 
 
 _FILL_IN = ("fim_pre_token_id", "prefix_token_id")

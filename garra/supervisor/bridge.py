@@ -53,7 +53,7 @@ class AnySpawner:
         key = os.environ.get(server.key_env, "") if server.key_env else ""
         if server.key_env and not key:
             raise EngineDown(
-                f"{plan.profile.name} needs the key of {server.url}", fix=f"set {server.key_env} in the environment"
+                f"{server.key_env} is not set: it holds the key of {server.url}", fix=f"export {server.key_env}=KEY"
             )
         socket = self._folder / f"{plan.profile.name[:24]}-b{next(self._serial)}-{secrets.token_hex(3)}.sock"
         bridge = Bridge(plan, server, key, socket)

@@ -49,7 +49,7 @@ class Workstation(Garra):
             'mode = "high_throughput"\nthreads = 1'
         )
 
-    def start(self, *words: str) -> Garra:
+    def start(self, *words: str, port: int = 0) -> Garra:
         command = ["ip", "netns", "exec", self.name, sys.executable, "-m", "garra", "up", "demo"]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(command, env=self.env, stdout=output, stderr=output)

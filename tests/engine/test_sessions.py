@@ -65,6 +65,18 @@ def test_a_nameless_request_takes_no_sessions_prompt(agents: Garra) -> None:
     assert turn(agents, "a", "mine " + TALK + " And now?")["prompt_n"] < 40
 
 
+def test_claude_codes_api_is_steered_as_well(agents: Garra) -> None:
+    def ask(session: str, text: str) -> int:
+        body = {"model": "demo", "system": SYSTEM, "max_tokens": 2, "messages": [{"role": "user", "content": text}]}
+        headers = {"X-Claude-Code-Session-Id": session}
+        answer = httpx.post(f"{agents.url}/v1/messages", json=body, headers=headers, timeout=60).json()
+        return int(answer["usage"]["input_tokens"])
+
+    ask("m1", "mine " + TALK)
+    ask("m2", "other " + TALK)
+    assert ask("m1", "mine " + TALK + " And now?") < 40
+
+
 def test_without_the_switch_a_session_loses_its_slot(demo_model: object) -> None:
     """What this is about: the control of the tests above."""
     garra = Garra().configure("[profiles.demo]\nslots = 2\ncontext = 8192\nmend = { sessions = false }\n").up("demo")
