@@ -95,7 +95,7 @@ _ENGINE_TYPES |= {503: "unavailable_error"}
 
 def error_body(error: GarraError, api: Api = Api.CHAT) -> bytes:
     """The error as this API's clients expect it in an answer's body."""
-    message = f"{error.what}. Fix: {error.fix}" if error.fix else error.what
+    message = _writable(f"{error.what}. Fix: {error.fix}" if error.fix else error.what)
     status = error.http_status
     match api:
         case Api.OLLAMA:
@@ -115,6 +115,11 @@ def error_body(error: GarraError, api: Api = Api.CHAT) -> bytes:
     if isinstance(error, EngineRefused) and error.told.n_ctx is not None:
         told |= {"n_prompt_tokens": error.told.n_prompt_tokens, "n_ctx": error.told.n_ctx}
     return msgspec.json.encode({"error": told})
+
+
+def _writable(text: str) -> str:
+    """Without what UTF-8 cannot say: a path may be quoted whose bytes are none."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _anthropic(error: GarraError, message: str) -> str:
@@ -137,7 +142,7 @@ def error_event(error: GarraError, api: Api = Api.CHAT) -> bytes:
         case Api.MESSAGES:
             return b"\n\nevent: error\ndata: " + body + b"\n\n"
         case Api.RESPONSES:
-            told = {"code": error.code, "message": error.what}
+            told = {"code": error.code, "message": _writable(error.what)}
             failed = {"type": "response.failed", "response": {"status": "failed", "error": told, "output": []}}
             return b"\n\nevent: response.failed\ndata: " + msgspec.json.encode(failed) + b"\n\ndata: " + body + b"\n\n"
     return b"\n\ndata: " + body + b"\n\n"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from garra.apis.bodies import decoded
 from garra.errors import BadRequest
 
 _SAMPLING = (
@@ -74,10 +75,7 @@ class Ask(NamedTuple):
 
 def read(body: bytes) -> Asked:
     """Raises BadRequest."""
-    try:
-        return msgspec.json.decode(body or b"{}", type=Asked)
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the request body is not usable: {error}") from None
+    return decoded(body or b"{}", Asked)
 
 
 def keep_alive_s(given: str | float | None) -> float | None:

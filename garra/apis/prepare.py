@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from garra.apis import mend
+from garra.apis.bodies import decoded
 from garra.apis.edits import edited
 from garra.apis.routes import Api, Route, Work
 from garra.dialogue import Traits
-from garra.errors import BadRequest
 from garra.spec import Profile
 
 
@@ -48,20 +48,13 @@ def prepare(body: bytes, route: Route, profile: Profile, traits: Traits) -> Prep
     suspect = form is not None and _is_suspect(body, form, profile, traits)
     if not edits and not suspect:
         return Prepared(body)
-    asked = _decoded(body)
+    asked = decoded(body, dict[str, Any])
     if edits:
         asked = edited(asked, edits)
     done = mend.mended(asked, form, profile.mends, traits) if form is not None else []
     if not edits and not done:
         return Prepared(body)
     return Prepared(msgspec.json.encode(asked), tuple(done))
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the request body is not usable: {error}") from None
 
 
 class _Spoken(msgspec.Struct):

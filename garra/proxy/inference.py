@@ -20,6 +20,7 @@ from garra.proxy.call import Call, Told
 from garra.proxy.forward import collect, forward, glance, relayed_response
 from garra.proxy.journal import identify, take_down
 from garra.proxy.journal import log as request_log
+from garra.proxy.listener import read_body
 from garra.proxy.patience import Patience
 from garra.proxy.recorder import Recorder
 from garra.proxy.route import CallHead, fingerprint, read_call, session_of, wish_of
@@ -68,7 +69,7 @@ class Inference:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            return await request.read()
+            return await read_body(request)
         except web.HTTPRequestEntityTooLarge:
             limit = self._config.settings.body_limit_mib
             raise TooLarge(f"the request is larger than {limit} MiB", fix="raise body_limit_mib") from None

@@ -9,11 +9,13 @@ import msgspec
 from aiohttp import web
 
 from garra import managed
+from garra.apis.bodies import decoded
 from garra.config import Config
 from garra.errors import BadRequest
 from garra.ports import Fleet, Registry
 from garra.proxy.access import Access
 from garra.proxy.answers import answer
+from garra.proxy.listener import read_body
 
 
 class _Named(msgspec.Struct):
@@ -67,8 +69,4 @@ class Management:
         self._reload()
 
     async def _named(self, request: web.BaseRequest) -> str:
-        try:
-            named = msgspec.json.decode(await request.read(), type=_Named).model
-        except msgspec.DecodeError as error:
-            raise BadRequest(f"the request body is not usable: {error}") from None
-        return self._config.profile(named).name
+        return self._config.profile(decoded(await read_body(request), _Named).model).name

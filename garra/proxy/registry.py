@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from garra.apis.bodies import decoded
 from garra.downloads import DownloadStatus
 from garra.errors import BadRequest, ConfigError, NotFound
 from garra.ports import Registry
+from garra.proxy.listener import read_body
 
 PREFIX = "/registry/"
 
@@ -45,10 +47,10 @@ class RegistryApi:
         parts = [urllib.parse.unquote(part) for part in request.rel_url.raw_path.split("/")[2:]]
         match request.method, parts:
             case "POST", ["search"]:
-                asked = _decoded(await request.read(), _Search)
+                asked = decoded(await read_body(request), _Search)
                 return _json({"data": await self._registry.search(asked.query, max(1, min(50, asked.limit)))})
             case "POST", ["download"]:
-                wanted = _decoded(await request.read(), _Download)
+                wanted = decoded(await read_body(request), _Download)
                 return _json(self._download(wanted), status=202)
             case "GET", ["download"]:
                 return _json({"data": self._registry.downloads()})
@@ -78,13 +80,6 @@ class RegistryApi:
             async for status in news:
                 await response.write(b"data: " + msgspec.json.encode(status) + b"\n\n")
         return response
-
-
-def _decoded(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the request body is not usable: {error}") from None
 
 
 def _json(body: dict[str, Any] | DownloadStatus, *, status: int = 200) -> web.Response:

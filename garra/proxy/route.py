@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from garra.apis.bodies import decoded
 from garra.errors import BadRequest
 from garra.traffic import ClientKey, Priority, Wish
 
@@ -24,15 +25,9 @@ class CallHead(msgspec.Struct):
     prompt_cache_key: Any = None
 
 
-_head_decoder = msgspec.json.Decoder(CallHead)
-
-
 def read_call(body: bytes) -> CallHead:
     """Model and stream flag of a completion request. Raises BadRequest."""
-    try:
-        head = _head_decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the request body is not usable: {error}") from None
+    head = decoded(body, CallHead)
     if not head.model:
         raise BadRequest('the request names no "model"', fix='add "model": "NAME"; GET /v1/models lists them')
     return head
