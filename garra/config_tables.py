@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from garra import spec
 from garra.apis.edits import merged
-from garra.dialogue import Edits, Kind, Mends, OnOffAuto, Pooling, Sampling, Server
+from garra.dialogue import NO_EDITS, Edits, Kind, Mends, OnOffAuto, Pooling, Sampling, Server
 from garra.engine import argv
 from garra.errors import ConfigError
 from garra.registry.source import SERVER_PREFIX, parse_source
@@ -66,7 +66,8 @@ class EditsTable(BaseModel, extra="forbid"):
         return value
 
     def to_edits(self) -> Edits:
-        return Edits(self.defaults, self.force, tuple(self.strip))
+        made = Edits(self.defaults, self.force, tuple(self.strip))
+        return made if made else NO_EDITS
 
 
 class MendTable(BaseModel, extra="forbid"):

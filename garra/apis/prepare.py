@@ -13,9 +13,12 @@ import msgspec
 from garra.apis import mend
 from garra.apis.bodies import decoded
 from garra.apis.edits import edited
-from garra.apis.routes import Api, Route, Work
-from garra.dialogue import Traits
+from garra.apis.routes import Api, Route
+from garra.dialogue import NO_EDITS, Traits
 from garra.spec import Profile
+
+_BETWEEN = 12
+"""A colon and some spaces may stand between a key and its value."""
 
 
 class Prepared(NamedTuple):
@@ -25,26 +28,33 @@ class Prepared(NamedTuple):
     mended: tuple[str, ...] = ()
 
 
-_BODIES = {Work.ANSWER, Work.EMBED, Work.RERANK}
-_FORMS = {"messages": Api.MESSAGES, "responses": Api.RESPONSES, "completions": Api.CHAT}
+def is_plain(body: bytes, route: Route, profile: Profile, traits: Traits) -> bool:
+    """Whether the body can only go on as it came: nothing edits it, and it has none of the words that may need mending.
+    Asked of every one."""
+    if profile.edits is not NO_EDITS and route.edited:
+        return False
+    form = route.form
+    if form is None:
+        return True
+    if not traits.tools and (b'"tools"' in body or b'"tool_choice"' in body):
+        return False
+    if form is not Api.CHAT and (b'"format"' in body or b'"tools"' in body or b"x-anthropic-billing-header" in body):
+        return False
+    if not traits.picky and profile.mends.system != "on":
+        return True
+    return not ((b'"system"' in body and not _leads(body)) or b'"developer"' in body)
 
 
-def form_of(route: Route) -> Api | None:
-    """How a conversation is written in such bodies; None where there is none."""
-    if route.api in (Api.CHAT, Api.RESPONSES, Api.MESSAGES):
-        return route.api
-    if route.path == "/apply-template":
-        return Api.CHAT
-    if route.work is not Work.COUNT:
-        return None
-    parts = route.path.split("/")
-    return _FORMS.get(parts[-2])
+def _leads(body: bytes) -> bool:
+    """Whether the one system message is the first message: as nearly all chats have it. No word of a text looks like
+    this: its quotation marks are escaped."""
+    at = body.find(b'"system"')
+    return 0 < at - body.find(b'"role"') < _BETWEEN and body.find(b'"system"', at + 1) < 0
 
 
 def prepare(body: bytes, route: Route, profile: Profile, traits: Traits) -> Prepared:
     """Edited and mended as the profile says. Raises BadRequest, ToolsRefused."""
-    form = form_of(route)
-    edits = profile.edits if form is not None or route.work in _BODIES else None
+    form, edits = route.form, profile.edits if route.edited else NO_EDITS
     suspect = form is not None and _is_suspect(body, form, profile, traits)
     if not edits and not suspect:
         return Prepared(body)

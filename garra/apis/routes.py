@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from garra.dialogue import Kind
 
@@ -37,14 +37,45 @@ class Work(enum.Enum):
         return self not in (Work.STEER, Work.LOOK)
 
 
-class Route(NamedTuple):
-    """One path."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """One path, and what follows from it, worked out once: it is looked at for every request."""
 
     method: str
     path: str
     api: Api
     work: Work
     note: str = ""
+    answers: bool = field(init=False)
+    """It decodes tokens."""
+    kind: Kind | None = field(init=False)
+    """The kind of profile that does such work; None where any does."""
+    form: Api | None = field(init=False)
+    """How a conversation is written in its bodies; None where there is none."""
+    edited: bool = field(init=False)
+    """A profile's edits hold for its bodies."""
+    reworded: bool = field(init=False)
+    """Its answers may need other words than the engine's."""
+
+    def __post_init__(self) -> None:
+        form = _form_of(self)
+        object.__setattr__(self, "answers", self.work is Work.ANSWER)
+        object.__setattr__(self, "kind", _KINDS.get(self.work))
+        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "reworded", self.answers and self.api in (Api.MESSAGES, Api.RESPONSES))
+        object.__setattr__(self, "edited", form is not None or self.work in _KINDS)
+
+
+_KINDS: Mapping[Work, Kind] = {Work.ANSWER: "chat", Work.EMBED: "embedding", Work.RERANK: "rerank"}
+_FORMS = {"messages": Api.MESSAGES, "responses": Api.RESPONSES, "completions": Api.CHAT}
+
+
+def _form_of(route: Route) -> Api | None:
+    if route.api in (Api.CHAT, Api.RESPONSES, Api.MESSAGES):
+        return route.api
+    if route.path == "/apply-template":
+        return Api.CHAT
+    return _FORMS.get(route.path.split("/")[-2]) if route.work is Work.COUNT else None
 
 
 ROUTES: tuple[Route, ...] = (
@@ -85,7 +116,6 @@ _APIS_BY_PREFIX = (
     ("/v1/responses", Api.RESPONSES),
     ("/v1/", Api.OPENAI),
 )
-_KINDS: Mapping[Work, Kind] = {Work.ANSWER: "chat", Work.EMBED: "embedding", Work.RERANK: "rerank"}
 
 
 def api_of(method: str, path: str) -> Api:
@@ -94,8 +124,3 @@ def api_of(method: str, path: str) -> Api:
     if route is not None:
         return route.api
     return next((api for prefix, api in _APIS_BY_PREFIX if path.startswith(prefix)), Api.OPENAI)
-
-
-def kind_for(work: Work) -> Kind | None:
-    """The kind of profile that does such work; None where any does."""
-    return _KINDS.get(work)

@@ -31,19 +31,15 @@ class Access:
 
     def __init__(self, keys: Sequence[ClientKey], *, loopback: bool, keyless: bool) -> None:
         self._keys = tuple(keys)
-        self._loopback = loopback
         self._keyless_served = loopback and (keyless or not keys)
+        self.open = loopback and not keys
+        """Nobody needs a key."""
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def inherit(self, before: Access) -> Access:
         """Itself, with what was used under the settings before."""
         self._buckets = before._buckets
         return self
-
-    @property
-    def open(self) -> bool:
-        """Nobody needs a key."""
-        return not self._keys and self._loopback
 
     def identify(self, headers: Mapping[str, str], path: str) -> ClientKey | None:
         """Whose key it is; None for a request that needs none. Raises Unauthorised."""

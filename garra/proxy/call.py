@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from garra.apis.passages import MessagesPassage, Passage, ResponsesPassage
-from garra.apis.prepare import Prepared, prepare
-from garra.apis.routes import Api, Route, Work
+from garra.apis.prepare import Prepared, is_plain, prepare
+from garra.apis.routes import Api, Route
 from garra.ports import Lease
 from garra.proxy.patience import Patience
 from garra.proxy.route import fingerprint, spliced
@@ -55,20 +55,23 @@ class Call:
 
     def prepared(self, lease: Lease) -> Prepared:
         """The body as this engine is to get it. Raises BadRequest."""
-        return prepare(self.body, self.route, self.profile, lease.traits)
+        traits = lease.traits
+        if is_plain(self.body, self.route, self.profile, traits):
+            return Prepared(self.body)
+        return prepare(self.body, self.route, self.profile, traits)
 
     def with_hints(self, body: bytes, lease: Lease) -> bytes:
         """The body with what garra alone tells the engine."""
-        if self.route.work is not Work.ANSWER:
+        drafts, session = lease.drafts, self.session
+        if (drafts and session is None) or not self.route.answers:
             return body
-        session = self.session if self.profile.mends.sessions else None
-        return spliced(body, drafts=lease.drafts, session=session)
+        return spliced(body, drafts=drafts, session=session)
 
     def passage(self) -> Passage | None:
         """How the answer is passed on; None: as it is."""
         if self.translation is not None:
             return self.translation
-        if self.route.work is not Work.ANSWER:
+        if not self.route.reworded:
             return None
         match self.route.api:
             case Api.MESSAGES:

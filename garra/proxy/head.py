@@ -22,15 +22,20 @@ _COMMENTS |= {"X-Garra-Profile": b"profile", "X-Garra-Context": b"context"}
 
 def request_head(method: str, path: str, content_type: str, length: int) -> bytes:
     """Only what the engine needs: credentials, cookies and browser headers stay here."""
-    return (
-        f"{method} {path} HTTP/1.1\r\nHost: engine\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n"
-    ).encode("latin-1", "replace")
+    return _request_lines(method, path, content_type) + b"%d\r\n\r\n" % length
+
+
+@functools.lru_cache(maxsize=256)
+def _request_lines(method: str, path: str, content_type: str) -> bytes:
+    lines = f"{method} {path} HTTP/1.1\r\nHost: engine\r\nContent-Type: {content_type}\r\nContent-Length: "
+    return lines.encode("latin-1", "replace")
 
 
 def is_stream(head: ResponseHead) -> bool:
     return head.status == HTTPStatus.OK and head.headers.get("content-type", "").startswith("text/event-stream")
 
 
+@functools.lru_cache(maxsize=256)
 def translated(head: ResponseHead, content_type: str, length: int | None) -> ResponseHead:
     """The head of the same answer in other words; `length` None: a stream."""
     framing = Framing.CHUNKED if length is None else Framing.LENGTH

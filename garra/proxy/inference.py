@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,22 +11,23 @@ import msgspec
 from aiohttp import web
 
 from garra.apis.passages import Passage
-from garra.apis.routes import Api, Route, Work, kind_for
+from garra.apis.routes import Api, Route
 from garra.config import Config
 from garra.errors import BadModel, BadRequest, EngineDied, EngineDown, GarraError, ModelNotPresent, TooLarge
 from garra.ports import Fleet, Lease
 from garra.proxy.access import Access, may_use
 from garra.proxy.call import Call, Told
-from garra.proxy.forward import collect, forward, glance, relayed_response
+from garra.proxy.forward import collect, forward, glance
 from garra.proxy.journal import identify, take_down
 from garra.proxy.journal import log as request_log
 from garra.proxy.listener import read_body
 from garra.proxy.patience import Patience
 from garra.proxy.recorder import Recorder
+from garra.proxy.relay import relayed_response
 from garra.proxy.route import CallHead, fingerprint, read_call, session_of, wish_of
 from garra.proxy.upstream import UpstreamPool
 from garra.spec import Phase, Profile
-from garra.traffic import Outcome, Priority, Wish
+from garra.traffic import ClientKey, Outcome, Priority, Wish
 
 log = logging.getLogger(__name__)
 
@@ -63,24 +64,38 @@ class Inference:
         self._config = config
         self._keyless = Priority[settings.keyless_priority.upper()]
         self._write_stall_s = settings.write_stall_s
+        self._body_limit = settings.body_limit_mib * 2**20
 
     async def body_of(self, request: web.BaseRequest) -> bytes:
-        """The whole body. Raises TooLarge."""
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        """The whole body. Raises TooLarge, BadRequest."""
         try:
+            if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             return await read_body(request)
         except web.HTTPRequestEntityTooLarge:
             limit = self._config.settings.body_limit_mib
             raise TooLarge(f"the request is larger than {limit} MiB", fix="raise body_limit_mib") from None
 
-    async def answer(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+    async def answer(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
         """The engine's answer to a request in an API the engine speaks."""
-        body = await self.body_of(request)
-        if not route.work.leases:
-            return await self._past_the_queue(request, route, body)
+        content = request.content
+        if content.is_eof() and content.total_bytes <= self._body_limit:  # as a rule it came with the head
+            body = content.read_nowait()
+        else:
+            body = await self.body_of(request)
         head = read_call(body)
-        return await self.serve(request, Asked(route, body, head, self._config.profile(head.model or "")))
+        asked = Asked(route, body, head, self._config.profile(head.model or ""))
+        response: web.StreamResponse = await self._run(request, asked, forward)
+        return response
+
+    async def look(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
+        """A look at an engine, or a word to one of its answers: no slot, no load, only where it is up."""
+        body = await self.body_of(request)
+        named = request.query.get("model") or (read_call(body).model if body else None)
+        profile = self._config.profile(named) if named else self._only_one_up()
+        self._check_key(request, profile)
+        told = await glance(self._pool, self._address(profile), route, body, self._write_stall_s)
+        return web.Response(body=told, content_type="application/json")
 
     async def serve(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         """The engine's answer on its way to the client, once it is this request's turn."""
@@ -103,13 +118,23 @@ class Inference:
         """What the profile's engine answers to a small question past the queue. Raises EngineDown."""
         return await glance(self._pool, self._address(profile), route, msgspec.json.encode(asked), self._write_stall_s)
 
-    async def _run(self, request: web.BaseRequest, asked: Asked, do: Do) -> Any:
-        """`do` with a lease of the profile; where that one is down or full, with one of its fallbacks."""
-        request["id"] = identify(request.headers)
-        self._check_key(request, asked.profile)
+    def _run(self, request: web.BaseRequest, asked: Asked, do: Do) -> Coroutine[Any, Any, Any]:
+        """`do` with a lease of the profile; where that one is down or full, with one of its fallbacks.
+
+        Not itself a coroutine: one less for every short answer.
+        """
+        request["id"] = ident = identify(request.headers)
+        if not self._access.open:
+            self._check_key(request, asked.profile)
+        if not asked.head.stream and not asked.profile.fallback:
+            return self._attempt(request, asked, ident, None, do)
+        return self._stream(request, asked, ident, do)
+
+    async def _stream(self, request: web.BaseRequest, asked: Asked, ident: str, do: Do) -> Any:
+        """The same with signs of life while it is waited for, where it is a stream."""
         patience = self._patience(request, asked) if asked.head.stream else None
         try:
-            return await self._first_of(request, asked, patience, do)
+            return await self._first_of(request, asked, ident, patience, do)
         except GarraError as error:
             if patience is None or not patience.begun:
                 raise
@@ -119,36 +144,42 @@ class Inference:
             if patience is not None:
                 patience.stop()
 
-    async def _first_of(self, request: web.BaseRequest, asked: Asked, patience: Patience | None, do: Do) -> Any:
+    async def _first_of(
+        self, request: web.BaseRequest, asked: Asked, ident: str, patience: Patience | None, do: Do
+    ) -> Any:
         """The first answer that the profile, or else one of its fallbacks, begins. Raises the profile's own error."""
         own = asked.profile
         if not own.fallback:
-            return await self._attempt(request, asked, patience, do)
-        key, failures = request.get("key"), []
+            return await self._attempt(request, asked, ident, patience, do)
+        key, failures = self._key_of(request), []
         others = (self._config.profile(name) for name in own.fallback)
         for profile in (own, *(one for one in others if may_use(key, one.name) and one.kind == own.kind)):
             told = (*asked.told, ("X-Garra-Profile", profile.name.encode()))
             try:
-                return await self._attempt(request, asked._replace(profile=profile, told=told), patience, do)
+                return await self._attempt(request, asked._replace(profile=profile, told=told), ident, patience, do)
             except _ELSEWHERE as error:
                 log.info("%s: %s; asking elsewhere", profile.name, error.what)
                 failures.append(error)
         raise failures[0]
 
-    async def _attempt(self, request: web.BaseRequest, asked: Asked, patience: Patience | None, do: Do) -> Any:
+    async def _attempt(
+        self, request: web.BaseRequest, asked: Asked, ident: str, patience: Patience | None, do: Do
+    ) -> Any:
         """`do` with a lease, and once more with another if the engine died before it said anything.
 
         Raises what keeps it from an answer, none of which its client has seen.
         """
         route, body, profile = asked.route, asked.body, asked.profile
-        _check_kind(profile, route.work)
+        if route.kind is not None and profile.kind != route.kind:
+            raise _wrong_kind(profile, route)
         wish = self._wish(request, profile, len(body))
         if self._fleet.suspicious:
             wish = wish._replace(fingerprint=fingerprint(route.path, body))
         if asked.keep_s is not None:
             wish = wish._replace(keep_s=asked.keep_s)
-        ident: str = request["id"]
-        session = session_of(request.headers, asked.head, wish.client) if route.work is Work.ANSWER else None
+        session = None
+        if route.answers and profile.mends.sessions:
+            session = session_of(request.headers, asked.head, wish.client)
         hold = self._fleet.lease(wish)
         if patience is not None:
             patience.watch(hold)
@@ -181,12 +212,16 @@ class Inference:
 
     def _check_key(self, request: web.BaseRequest, profile: Profile) -> None:
         """Raises Forbidden, TooMany."""
-        self._access.check(request.get("key"), profile.name, self._pool.loop.time())
+        self._access.check(self._key_of(request), profile.name, self._pool.loop.time())
+
+    def _key_of(self, request: web.BaseRequest) -> ClientKey | None:
+        """Whose key it carries; not even looked for while nobody has one."""
+        return None if self._access.open else request.get("key")
 
     def _wish(self, request: web.BaseRequest, profile: Profile, n_bytes: int) -> Wish:
         """Raises BadRequest."""
-        address = request.remote or "unknown"
-        return wish_of(profile.name, request.headers, address, n_bytes, request.get("key"), self._keyless)
+        key = None if self._access.open else request.get("key")
+        return wish_of(profile.name, request.headers, request.remote or "unknown", n_bytes, key, self._keyless)
 
     def _patience(self, request: web.BaseRequest, asked: Asked) -> Patience:
         settings = self._config.settings
@@ -194,13 +229,6 @@ class Inference:
         return Patience(
             request, voice, asked.profile.name, grace_s=settings.first_byte_grace_s, heartbeat_s=settings.heartbeat_s
         )
-
-    async def _past_the_queue(self, request: web.BaseRequest, route: Route, body: bytes) -> web.StreamResponse:
-        """A look at an engine, or a word to one of its answers: no slot, no load, only where it is up."""
-        named = request.query.get("model") or (read_call(body).model if body else None)
-        profile = self._config.profile(named) if named else self._only_one_up()
-        told = await glance(self._pool, self._address(profile), route, body, self._write_stall_s)
-        return web.Response(body=told, content_type="application/json")
 
     def _address(self, profile: Profile) -> Path:
         socket = self._fleet.address(profile.name)
@@ -217,11 +245,9 @@ class Inference:
         raise BadRequest("which model's engine is meant?", fix=f"add ?model=NAME; loaded now: {names}")
 
 
-def _check_kind(profile: Profile, work: Work) -> None:
-    """Raises BadRequest for work that profiles of this kind cannot do."""
-    wanted = kind_for(work)
-    if wanted is not None and profile.kind != wanted:
-        raise BadRequest(
-            f'{profile.name} is a profile of kind "{profile.kind}": it gives no {work.value}',
-            fix=f'name a profile with kind = "{wanted}"; GET /v1/models tells the kinds',
-        )
+def _wrong_kind(profile: Profile, route: Route) -> BadRequest:
+    """For work that profiles of this kind cannot do."""
+    return BadRequest(
+        f'{profile.name} is a profile of kind "{profile.kind}": it gives no {route.work.value}',
+        fix=f'name a profile with kind = "{route.kind}"; GET /v1/models tells the kinds',
+    )

@@ -8,6 +8,8 @@ import re
 import secrets
 from collections.abc import Mapping
 
+from multidict import istr
+
 from garra.errors import GarraError
 from garra.ports import Lease
 from garra.traffic import Wish
@@ -15,7 +17,7 @@ from garra.traffic import Wish
 log = logging.getLogger("garra.requests")
 """Silent unless somebody lets it speak: see garra/logs.py."""
 
-HEADER = "X-Request-Id"
+HEADER = istr("X-Request-Id")
 _GIVEN = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _PREFIX = secrets.token_hex(4)
 _numbers = itertools.count(1)

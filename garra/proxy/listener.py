@@ -64,8 +64,6 @@ def _brief(exc: BaseException | None, message: str | None) -> str:
 async def read_body(request: web.BaseRequest) -> bytes:
     """All of it. Raises HTTPRequestEntityTooLarge, and BadRequest when it stops coming or is not what it says."""
     try:
-        if request.content.is_eof():  # as a rule it came with the head
-            return await request.read()
         async with asyncio.timeout(_BODY_LIMIT_S):
             return await _read_lively(request)
     except TimeoutError:

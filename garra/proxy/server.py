@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from multidict import istr
 
 from garra.apis.routes import ROUTES, api_of
 from garra.config import Config
@@ -31,6 +32,7 @@ from garra.registry.cards import Cards
 log = logging.getLogger(__name__)
 
 
+_HOST, _ORIGIN, _FETCH_SITE = istr("Host"), istr("Origin"), istr("Sec-Fetch-Site")
 ALIVE = "Ollama is running"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -58,7 +60,10 @@ class ProxyServer:
         self._listing = Listing(config, fleet, cards)
         self._ollama = OllamaApi(config, fleet, self._inference, cards, Puller(models), self._management)
         self._routes: dict[tuple[str, str], Handler] = {
-            (route.method, route.path): partial(self._inference.answer, route=route) for route in ROUTES
+            (route.method, route.path): partial(
+                self._inference.answer if route.work.leases else self._inference.look, route
+            )
+            for route in ROUTES
         }
         self._routes |= {("POST", "/models/load"): self._management.load}
         self._routes |= {("POST", "/models/unload"): self._management.unload}
@@ -89,9 +94,7 @@ class ProxyServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The guard, then the handler of the path; errors in the words of its API."""
         headers, method, path = request.headers, request.method, request.path
-        refusal = guard.objection(
-            headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"), self._hosts
-        )
+        refusal = guard.objection(headers.get(_HOST), headers.get(_ORIGIN), headers.get(_FETCH_SITE), self._hosts)
         if refusal is not None:
             response = render(Forbidden(refusal), api_of(method, path))
             response.force_close()  # the body stays unread

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from garra.bill import Place, spot
-from garra.dialogue import Traits
+from garra.dialogue import UNKNOWN_TRAITS
 from garra.errors import GarraError
 from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Spawner
 from garra.ports import Timer as TimerHandle
@@ -68,6 +68,8 @@ class Runner:
         self._process: EngineProcess | None = None
         self._plan: LaunchPlan | None = None
         self._props: EngineProps | None = None
+        self.traits = UNKNOWN_TRAITS
+        """What the model's template can do; as the last engine that was READY said."""
         self._gone = asyncio.Event()
         self._gone.set()
         self._restarts = 0
@@ -86,11 +88,6 @@ class Runner:
     def props(self) -> EngineProps | None:
         """What the READY engine said it is."""
         return self._props
-
-    @property
-    def traits(self) -> Traits:
-        """What the model's template can do."""
-        return self._props.traits if self._props is not None else Traits()
 
     @property
     def plan(self) -> LaunchPlan | None:
@@ -241,7 +238,7 @@ class Runner:
         except GarraError as error:
             self.post(life.Rejected(error.what))
             return
-        self._props = props
+        self._props, self.traits = props, props.traits
         self.post(life.Verified())
 
     def _fail_by_bug(self) -> None:

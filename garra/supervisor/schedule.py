@@ -71,7 +71,7 @@ def end_at_once(state: State, event: Ended) -> bool:
     model = state.models[event.ticket.wish.profile]
     if event.outcome is not Outcome.COMPLETE or not model.calm or event.ticket.solo:
         return False
-    if (model.ttl_s or event.ticket.wish.keep_s is not None) and len(model.leases) == 1:
+    if len(model.leases) == 1 and (model.ttl_s or event.ticket.wish.keep_s is not None):
         return False
     model.complete(event.ticket, event.tokens, event.at)
     return True

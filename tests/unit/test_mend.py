@@ -11,7 +11,7 @@ import pytest
 from garra import config
 from garra.apis.edits import edited, merged
 from garra.apis.mend import ToolsRefused
-from garra.apis.prepare import form_of, prepare
+from garra.apis.prepare import is_plain, prepare
 from garra.apis.routes import BY_PATH, ROUTES, Api, Work
 from garra.dialogue import Edits, Mends, Traits
 from garra.errors import BadRequest, ConfigError
@@ -29,7 +29,10 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def sent(route: Any, asked: dict[str, Any], traits: Traits = PICKY, **changes: Any) -> tuple[dict[str, Any], list[str]]:
     """What the engine gets, and what was mended."""
     body = json.dumps(asked).encode()
-    prepared = prepare(body, route, replace(PROFILE, **changes), traits)
+    profile = replace(PROFILE, **changes)
+    prepared = prepare(body, route, profile, traits)
+    if is_plain(body, route, profile, traits):
+        assert prepared.body is body
     if not prepared.mended and "edits" not in changes:
         assert prepared.body is body, "what needs no mending is not touched"
     return json.loads(prepared.body), list(prepared.mended)
@@ -169,8 +172,8 @@ def test_a_variant_adds_to_its_profile() -> None:
 def test_counting_sees_the_body_that_would_be_answered() -> None:
     count = BY_PATH["POST", "/v1/messages/count_tokens"]
     assert sent(count, {"model": "m", "messages": [user(), system("late")]})[1] == ["system"]
-    assert form_of(BY_PATH["POST", "/tokenize"]) is None
-    forms = {route.path: form_of(route) for route in ROUTES if route.work is Work.COUNT}
+    assert BY_PATH["POST", "/tokenize"].form is None
+    forms = {route.path: route.form for route in ROUTES if route.work is Work.COUNT}
     assert forms["/v1/responses/input_tokens"] is Api.RESPONSES
     assert forms["/chat/completions/input_tokens"] is Api.CHAT
     assert forms["/apply-template"] is Api.CHAT
