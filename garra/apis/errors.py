@@ -35,14 +35,15 @@ _CODES = {
 }
 """llama-server's types, as OpenAI's clients know them by their code."""
 _TEMPLATE_ERROR = re.compile(r"Jinja Exception: *(.+)|While executing .*?Error: *(.+)", re.DOTALL)
+_CLIENTS_MISTAKE = re.compile(r"^'\w+' is required|json\.exception")
 _LONGEST = 1000
 
 
 class EngineRefused(GarraError):
     """The engine answered with an error.
 
-    A template that rejects the conversation is the client's affair: the engine calls that a 500, which clients repeat
-    for ever.
+    A template that rejects the conversation is the client's affair, and so is a missing field: where the engine calls
+    them a 500, clients would repeat them for ever.
     """
 
     code = "engine_refused"
@@ -54,10 +55,12 @@ class EngineRefused(GarraError):
         """The engine's own words, for clients of its own API."""
         self.of_template = False
         what, self.http_status = told.message, status
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and template_errors and (cause := template_error(what)):
+        if template_errors and (cause := template_error(what)):
             self.of_template = True
             self.http_status, self.code = HTTPStatus.BAD_REQUEST, "template_error"
             what = f"the model's chat template rejects this conversation: {cause}"
+        elif status == HTTPStatus.INTERNAL_SERVER_ERROR and _CLIENTS_MISTAKE.search(what):
+            self.http_status, self.code = HTTPStatus.BAD_REQUEST, "invalid_request"
         elif told.type is not None:
             self.code = _CODES.get(told.type, self.code)
         elif isinstance(told.code, str):

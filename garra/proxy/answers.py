@@ -13,13 +13,15 @@ from garra.apis.routes import Api
 from garra.errors import GarraError
 from garra.proxy.journal import HEADER
 
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+"""As the engine writes it."""
 LONGEST_RETRY_S = 60
 """Clients ignore a longer Retry-After, or give up at it (measured: docs/api.md)."""
 
 
 def render(error: GarraError, api: Api = Api.OPENAI, ident: str | None = None) -> web.Response:
     """The error as an HTTP answer in the words of its API; `ident`: of the request, where it has one."""
-    response = web.Response(status=error.http_status, body=error_body(error, api), content_type="application/json")
+    response = web.Response(status=error.http_status, body=error_body(error, api), headers=JSON)
     if ident is not None:
         response.headers[HEADER] = ident
     retry_after_s = getattr(error, "retry_after_s", None)
@@ -31,4 +33,4 @@ def render(error: GarraError, api: Api = Api.OPENAI, ident: str | None = None) -
 def answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """JSON."""
     encoded = msgspec.json.encode(body)
-    return web.Response(status=status, body=encoded, content_type="application/json", headers=headers)
+    return web.Response(status=status, body=encoded, headers={**JSON, **(headers or {})})

@@ -15,6 +15,7 @@ from garra.apis.passages import Passage
 from garra.apis.routes import Api, Route
 from garra.errors import EngineDied
 from garra.ports import Lease
+from garra.proxy.answers import JSON
 from garra.proxy.call import Call
 from garra.proxy.head import (
     as_comments,
@@ -121,7 +122,7 @@ async def _in_other_words(
         call.request["load_s"] = lease.waited.load_s
     if not is_stream(head):
         whole = passage.whole(await _collected(call, upstream, lease, _ANSWER_BYTES))
-        return translated(head, "application/json", len(whole)), whole
+        return translated(head, JSON["Content-Type"], len(whole)), whole
     return (translated(head, passage.content_type, None) if call.translation is not None else head), None
 
 

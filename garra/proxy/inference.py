@@ -16,6 +16,7 @@ from garra.config import Config
 from garra.errors import BadModel, BadRequest, EngineDied, EngineDown, GarraError, ModelNotPresent, TooLarge
 from garra.ports import Fleet, Lease
 from garra.proxy.access import Access, may_use
+from garra.proxy.answers import JSON
 from garra.proxy.call import Call, Told
 from garra.proxy.forward import collect, forward, glance
 from garra.proxy.journal import identify, take_down
@@ -95,7 +96,7 @@ class Inference:
         profile = self._config.profile(named) if named else self._only_one_up()
         self._check_key(request, profile)
         told = await glance(self._pool, self._address(profile), route, body, self._write_stall_s)
-        return web.Response(body=told, content_type="application/json")
+        return web.Response(body=told, headers=JSON)
 
     async def serve(self, request: web.BaseRequest, asked: Asked) -> web.StreamResponse:
         """The engine's answer on its way to the client, once it is this request's turn."""

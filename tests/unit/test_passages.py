@@ -140,6 +140,12 @@ def test_a_templates_complaint_is_the_clients_affair() -> None:
     assert EngineRefused(500, TEMPLATE, template_errors=False).http_status == 500
 
 
+def test_a_missing_field_is_no_fault_of_the_engine() -> None:
+    told = EngineRefused(500, b'{"error":{"code":500,"message":"\'messages\' is required","type":"server_error"}}')
+    assert (told.http_status, told.code) == (400, "invalid_request")
+    assert EngineRefused(500, b'{"error":{"message":"CUDA error","type":"server_error"}}').http_status == 500
+
+
 def test_a_prompt_too_long_is_told_in_each_apis_words() -> None:
     body = b'{"error":{"code":400,"message":"9000 tokens exceed the context of 8192",'
     body += b'"type":"exceed_context_size_error","n_prompt_tokens":9000,"n_ctx":8192}}'
