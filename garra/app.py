@@ -143,6 +143,7 @@ async def _serve(
         config,
         fleet,
         url=url,
+        key=proxy.own_key,
         engine=lambda: shop.build.stamp,
         clock=clock,
         models=proxy.registry,

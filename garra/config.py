@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -39,6 +39,8 @@ class Settings(BaseSettings):
     port: int = Field(11434, ge=0, le=65535)
     allowed_hosts: list[str] = []
     """Names besides loopback under which clients may reach the proxy (`Host` header)."""
+    cors_origins: list[str] = []
+    """Pages of other origins that may call the proxy from a browser: `https://chat.example`."""
     body_limit_mib: int = Field(64, ge=1)
     drain_s: float = Field(10, ge=0)
     """How long a shutdown waits for running answers."""
@@ -79,6 +81,16 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # the layers are merged here, so that each value's origin is known
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]+", origin):
+                raise ValueError(
+                    f'"{origin}" is no origin: write it as a browser does, "https://host:port", and no "*"'
+                )
+        return value
 
     @model_validator(mode="after")
     def _names_are_clear(self) -> Settings:

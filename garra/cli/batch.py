@@ -55,7 +55,10 @@ def batch(
             failed = set()
         before = done | failed
         progress = Progress(wanted.n, len(before))
-        urls = url or [_here()]
+        urls = url
+        if not urls:
+            there, api_key = _here()
+            urls = [there]
 
         async def work(bar: _Bar) -> Progress:
             made = Batch(
@@ -74,10 +77,12 @@ def batch(
         )
 
 
-def _here() -> str:
+def _here() -> tuple[str, str]:
+    """The garra on this machine, and a key for it."""
     from garra.cli.control import Control
 
-    return str(Control().status()["url"])
+    there = Control()
+    return str(there.status()["url"]), there.key()
 
 
 class _Bar:

@@ -171,6 +171,8 @@ async def keep_run(
     from garra.bench.words import Run
     from garra.cli.bench_report import Bar
 
+    if one.control is not None:
+        key = one.control.key()
     async with Target(one.url, one.model, key=key) as target:
         served = await target.served()
         with Bar() as bar:

@@ -21,7 +21,8 @@ def chat(
     """Talk to a model. Ctrl-D ends the conversation, Ctrl-C the answer."""
     from garra.cli.control import Control
 
-    report = Control().status()
+    there = Control()
+    report, key = there.status(), there.key()
     name = profile or next(
         (row["engine"]["profile"] for row in report["profiles"] if row["engine"]["phase"] == "ready"), None
     )
@@ -30,12 +31,12 @@ def chat(
     url = f"{report['url']}/v1/chat/completions"
     history: list[Message] = []
     if message is not None:
-        _say(url, name, [*history, {"role": "user", "content": message}])
+        _say(url, key, name, [*history, {"role": "user", "content": message}])
         return
     print(f"{name}: Ctrl-D ends the conversation, Ctrl-C the answer", file=sys.stderr)
     while (said := _prompt()) is not None:
         history.append({"role": "user", "content": said})
-        history.append({"role": "assistant", "content": _say(url, name, history)})
+        history.append({"role": "assistant", "content": _say(url, key, name, history)})
 
 
 def _prompt() -> str | None:
@@ -49,11 +50,11 @@ def _prompt() -> str | None:
             return said
 
 
-def _say(url: str, model: str, messages: list[Message]) -> str:
+def _say(url: str, key: str, model: str, messages: list[Message]) -> str:
     answer = ""
     timings: dict[str, Any] = {}
     try:
-        for event in _events(url, {"model": model, "messages": messages, "stream": True}):
+        for event in _events(url, key, {"model": model, "messages": messages, "stream": True}):
             if "error" in event:
                 raise EngineDown(event["error"]["message"])
             timings = event.get("timings", timings)
@@ -71,11 +72,12 @@ def _say(url: str, model: str, messages: list[Message]) -> str:
     return answer
 
 
-def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(url: str, key: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import httpx
 
+    headers = {"Authorization": f"Bearer {key}"}
     try:
-        with httpx.stream("POST", url, json=body, timeout=None, trust_env=False) as reply:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=None, trust_env=False) as reply:
             if reply.status_code != 200:
                 raise EngineDown(json.loads(reply.read())["error"]["message"])
             for line in reply.iter_lines():

@@ -93,6 +93,10 @@ class Control:
         except (self._transport_error, FileNotFoundError, StopIteration):
             raise NotRunning("garra went away", fix="garra up") from None
 
+    def key(self) -> str:
+        """Opens the listener to this command, whatever keys there are."""
+        return str(self._call("POST", "/garra/v1/key")["key"])
+
     def reload(self) -> Report:
         """What changed."""
         return self._call("POST", "/garra/v1/reload")

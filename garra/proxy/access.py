@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Mapping, Sequence
 
 from garra.errors import Forbidden, TooMany, Unauthorised
-from garra.traffic import ClientKey
+from garra.traffic import ClientKey, Priority
 
 KEY_PREFIX = "garra-"
 """Of every key we make: one that begins so and is not known was revoked, or mistyped."""
@@ -26,11 +27,20 @@ def given_key(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
+def own_key() -> tuple[str, ClientKey]:
+    """A key for the commands of whoever started this garra, and what it may do; known as long as garra runs."""
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    digest = hashlib.sha256(key.encode()).digest()
+    return key, ClientKey("garra", Priority.INTERACTIVE, admin=True, digest=digest)
+
+
 class Access:
     """The keys, and how often each was used lately."""
 
-    def __init__(self, keys: Sequence[ClientKey], *, loopback: bool, keyless: bool) -> None:
-        self._keys = tuple(keys)
+    def __init__(
+        self, keys: Sequence[ClientKey], *, loopback: bool, keyless: bool, own: ClientKey | None = None
+    ) -> None:
+        self._keys = (*keys, *((own,) if own is not None else ()))
         self._keyless_served = loopback and (keyless or not keys)
         self.open = loopback and not keys
         """Nobody needs a key."""
@@ -47,7 +57,7 @@ class Access:
         known = self._known(given) if given and self._keys else None
         if known is not None or path in OPEN_PATHS:
             return known
-        if self._keyless_served and not (self._keys and given.startswith(KEY_PREFIX)):
+        if self._keyless_served and not given.startswith(KEY_PREFIX):
             return None  # any client library sends some key: one that is none of ours is as good as none
         if given:
             raise Unauthorised(

@@ -18,7 +18,7 @@ from garra.config import Config
 from garra.errors import BadRequest, GarraError
 from garra.ports import Clock, Fleet
 from garra.proxy import registry
-from garra.proxy.answers import render
+from garra.proxy.answers import answer, render
 from garra.proxy.registry import RegistryApi
 from garra.spec import EngineStatus, Phase, Profile
 from garra.tally import Past
@@ -83,6 +83,7 @@ class ControlServer:
         fleet: Fleet,
         *,
         url: str,
+        key: str,
         engine: Callable[[], str],
         clock: Clock,
         models: RegistryApi,
@@ -98,6 +99,7 @@ class ControlServer:
         self._record = record
         self._reload = reload
         self._url = url
+        self._key = key
         self._engine = engine
         self._clock = clock
         self._started = clock.now()
@@ -106,6 +108,7 @@ class ControlServer:
     def application(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/garra/v1/status", self.status)
+        app.router.add_post("/garra/v1/key", self.key)
         app.router.add_post("/garra/v1/profiles/{name}/load", self.load)
         app.router.add_post("/garra/v1/profiles/{name}/unload", self.unload)
         app.router.add_post("/garra/v1/profiles/{name}/pin", self.pin)
@@ -146,6 +149,10 @@ class ControlServer:
             tally.last_load_s,
             _recent(tally.recent, self._clock.now()),
         )
+
+    async def key(self, request: web.Request) -> web.Response:
+        """The key of this garra's own commands: no secret for who may open this socket."""
+        return answer({"key": self._key})
 
     async def load(self, request: web.Request) -> web.Response:
         """Starts a load; with `?wait=1` answers when it is over, and how."""

@@ -19,10 +19,19 @@ def host_allow_list(bind: str, extra: Collection[str]) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def objection(host: str | None, origin: str | None, fetch_site: str | None, hosts: frozenset[str]) -> str | None:
-    """Why a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers is refused, or None."""
+def objection(
+    host: str | None,
+    origin: str | None,
+    fetch_site: str | None,
+    hosts: frozenset[str],
+    pages: frozenset[str] = frozenset(),
+) -> str | None:
+    """Why a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers is refused, or None. `pages`: origins that
+    may call from elsewhere."""
     if host is not None and not _allowed(_hostname(f"//{host}"), hosts):
         return f'the Host "{host[:100]}" is not one of ours; allowed_hosts in profiles.toml adds names'
+    if origin is not None and origin in pages:
+        return None
     if origin is not None and not _allowed(_hostname(origin), hosts):
         return f'a page of "{origin[:100]}" may not call this server'
     if fetch_site == "cross-site":

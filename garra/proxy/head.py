@@ -82,7 +82,7 @@ def as_headers(told: Mapping[str, bytes]) -> bytes:
 
 def as_comments(told: Mapping[str, bytes], chunked: bool) -> bytes:
     """The same for a client whose headers are out already."""
-    said = b"".join(b": garra %b %b\n\n" % (_COMMENTS[name], value) for name, value in told.items())
+    said = b"".join(b": garra %b %b\n\n" % (_COMMENTS[name], told[name]) for name in told if name in _COMMENTS)
     return frame(said) if said and chunked else said
 
 

@@ -19,6 +19,7 @@ from garra.proxy.access import Access, may_use
 from garra.proxy.answers import JSON
 from garra.proxy.call import Call, Told
 from garra.proxy.forward import collect, forward, glance
+from garra.proxy.head import as_headers
 from garra.proxy.journal import identify, take_down
 from garra.proxy.journal import log as request_log
 from garra.proxy.listener import read_body
@@ -66,6 +67,7 @@ class Inference:
         self._keyless = Priority[settings.keyless_priority.upper()]
         self._write_stall_s = settings.write_stall_s
         self._body_limit = settings.body_limit_mib * 2**20
+        self._for_pages = bool(settings.cors_origins)
 
     async def body_of(self, request: web.BaseRequest) -> bytes:
         """The whole body. Raises TooLarge, BadRequest."""
@@ -127,6 +129,8 @@ class Inference:
         request["id"] = ident = identify(request.headers)
         if not self._access.open:
             self._check_key(request, asked.profile)
+        if self._for_pages and "told" in request:
+            asked = asked._replace(told=(*asked.told, *request["told"]))
         if not asked.head.stream and not asked.profile.fallback:
             return self._attempt(request, asked, ident, None, do)
         return self._stream(request, asked, ident, do)
@@ -228,7 +232,12 @@ class Inference:
         settings = self._config.settings
         voice = asked.route.api if asked.translation is None else Api.OLLAMA
         return Patience(
-            request, voice, asked.profile.name, grace_s=settings.first_byte_grace_s, heartbeat_s=settings.heartbeat_s
+            request,
+            voice,
+            asked.profile.name,
+            as_headers(dict(asked.told)),
+            grace_s=settings.first_byte_grace_s,
+            heartbeat_s=settings.heartbeat_s,
         )
 
     def _address(self, profile: Profile) -> Path:

@@ -24,10 +24,13 @@ _COMMENT_EVERY_S = 5.0
 class Patience:
     """The time from a streaming request to the first byte of its answer. `stop` it when that comes."""
 
-    def __init__(self, request: web.BaseRequest, api: Api, model: str, *, grace_s: float, heartbeat_s: float) -> None:
+    def __init__(
+        self, request: web.BaseRequest, api: Api, model: str, headers: bytes, *, grace_s: float, heartbeat_s: float
+    ) -> None:
         self._request = request
         self._api = api
         self._model = model
+        self._headers = headers
         self._hold: Hold | None = None
         self._every_s = min(_COMMENT_EVERY_S, grace_s)
         self._heartbeat_s = heartbeat_s
@@ -59,7 +62,7 @@ class Patience:
             return
         if not self.begun:
             self.begun = True
-            transport.write(_head(self._chunked, content_type(self._api)))
+            transport.write(_head(self._chunked, content_type(self._api), self._headers))
         if self._hold is not None:
             self._write(comment(self._hold.news(), self._api))
         if self._loop.time() >= self._next_heartbeat:
@@ -72,7 +75,8 @@ class Patience:
             transport.write(frame(event) if self._chunked else event)
 
 
-def _head(chunked: bool, content_type: str) -> bytes:
+def _head(chunked: bool, content_type: str, headers: bytes) -> bytes:
     lines = ["HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store", "X-Accel-Buffering: no"]
     lines.append("Transfer-Encoding: chunked" if chunked else "Connection: close")
-    return "\r\n".join([*lines, f"Date: {email.utils.formatdate(usegmt=True)}", "", ""]).encode("ascii")
+    lines.append(f"Date: {email.utils.formatdate(usegmt=True)}")
+    return "\r\n".join([*lines, ""]).encode("ascii") + headers + b"\r\n"

@@ -14,8 +14,8 @@ from garra.apis.routes import ROUTES, api_of
 from garra.config import Config
 from garra.errors import Forbidden, GarraError, NotFound
 from garra.ports import Fleet, Registry
-from garra.proxy import guard, listing, ollama, registry
-from garra.proxy.access import Access
+from garra.proxy import cors, guard, listing, ollama, registry
+from garra.proxy.access import Access, own_key
 from garra.proxy.answers import render
 from garra.proxy.inference import Inference
 from garra.proxy.listener import Listener, with_limit
@@ -51,6 +51,8 @@ class ProxyServer:
         reload: Callable[[], Any],
     ) -> None:
         self._access: Access | None = None
+        self.own_key, self._own = own_key()
+        """For the commands of whoever started this garra."""
         self._fleet = fleet
         self._pool = pool
         self.registry = RegistryApi(models)
@@ -75,13 +77,15 @@ class ProxyServer:
     def configure(self, config: Config) -> None:
         """Settings for requests from now on."""
         settings = config.settings
-        access = Access(config.keys, loopback=guard.is_loopback(settings.host), keyless=settings.keyless)
+        loopback = guard.is_loopback(settings.host)
+        access = Access(config.keys, loopback=loopback, keyless=settings.keyless, own=self._own)
         self._access = access.inherit(self._access) if self._access is not None else access
         self._inference.configure(config, access)
         self._management.configure(config, access)
         self._listing.configure(config)
         self._ollama.configure(config)
         self._body_limit = settings.body_limit_mib * 1024 * 1024
+        self._pages = frozenset(settings.cors_origins)
         self._hosts = guard.host_allow_list(settings.host, settings.allowed_hosts)
 
     def web_server(self) -> web.Server:
@@ -91,14 +95,36 @@ class ProxyServer:
         """
         return Listener(self._handle, with_limit(self._pool.loop, lambda: self._body_limit))
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The guard, then the handler of the path; errors in the words of its API."""
-        headers, method, path = request.headers, request.method, request.path
-        refusal = guard.objection(headers.get(_HOST), headers.get(_ORIGIN), headers.get(_FETCH_SITE), self._hosts)
+    def _handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """The guard, then whoever answers. Not itself a coroutine: one less for every request."""
+        headers = request.headers
+        origin = headers.get(_ORIGIN)
+        refusal = guard.objection(headers.get(_HOST), origin, headers.get(_FETCH_SITE), self._hosts, self._pages)
         if refusal is not None:
-            response = render(Forbidden(refusal), api_of(method, path))
-            response.force_close()  # the body stays unread
-            return response
+            return self._refuse(request, refusal)
+        if origin is not None and origin in self._pages:
+            return self._for_a_page(request, origin)
+        return self._answer(request)
+
+    async def _refuse(self, request: web.BaseRequest, why: str) -> web.Response:
+        response = render(Forbidden(why), api_of(request.method, request.path))
+        response.force_close()  # the body stays unread
+        return response
+
+    async def _for_a_page(self, request: web.BaseRequest, origin: str) -> web.StreamResponse:
+        """The same for a page of another origin that may call."""
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers=cors.preflight(origin, request.headers))
+        told = cors.headers_for(origin)
+        request["told"] = tuple((name, value.encode()) for name, value in told.items())
+        response = await self._answer(request)
+        if not response.prepared:
+            response.headers.update(told)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The handler of the path; errors in the words of its API."""
+        headers, method, path = request.headers, request.method, request.path
         try:
             access = self._access
             assert access is not None

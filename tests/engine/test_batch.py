@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -30,11 +31,15 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+KEY = "garra-for-this-test-alone"
+DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
+
+
 class Workstation(Garra):
     """A garra in a namespace, reached over a cable."""
 
     def __init__(self, number: int, model: Path) -> None:
-        super().__init__()
+        super().__init__(OPENAI_API_KEY=KEY)
         self.name = f"gt{os.getpid() % 10_000}n{number}"
         self.address = f"10.213.{number}.2"
         ip("netns", "add", self.name)
@@ -45,7 +50,8 @@ class Workstation(Garra):
         ip("-n", self.name, "link", "set", "eth0", "up")
         ip("-n", self.name, "link", "set", "lo", "up")
         self.configure(
-            f'host = "{self.address}"\nport = 8080\n[profiles.demo]\nmodel = "file:{model}"\ncontext = 512\nslots = 4\n'
+            f'host = "{self.address}"\nport = 8080\n[keys.fleet]\nsha256 = "{DIGEST}"\n'
+            f'[profiles.demo]\nmodel = "file:{model}"\ncontext = 512\nslots = 4\n'
             'mode = "high_throughput"\nthreads = 1'
         )
 
