@@ -7,6 +7,7 @@
 #   make plan-accuracy       planned against allocated memory: part of make test
 #   make registry-tests      downloads, imports and bundles against a hub that misbehaves: part of make test
 #   make fuzz [FUZZ_S=60]    hostile GGUF files: part of make test
+#   make clients             agents and frameworks, configured by garra connect, without a network: 3 GB of downloads, root
 #   make soak                the long random runs, in full
 #   make bench               everything in benchmarks/: about half an hour
 #   make lock                resolve pyproject.toml anew into the lock files
@@ -66,6 +67,10 @@ fuzz: .venv/dev.stamp
 
 soak: .venv/dev.stamp setup
 	GARRA_TEST_SOAK=1 $(BIN)/pytest -q tests --timeout 3600
+
+clients: .venv/dev.stamp setup
+	@$(BIN)/garra pull demo
+	$(BIN)/python -m tests.clients.agents $(CLIENTS)
 
 bench: .venv/dev.stamp setup
 	$(BIN)/python benchmarks/proxy_overhead.py

@@ -100,7 +100,6 @@ def codex(served: Served) -> Setup:
         "model": served.model,
         "model_provider": "garra",
         "model_context_window": served.n_ctx,
-        "model_max_output_tokens": served.n_output,
         "model_providers": {"garra": provider},
     }
     file = FileChange("~/.codex/config.toml", "toml", settings)

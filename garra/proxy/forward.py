@@ -97,6 +97,8 @@ async def _pass_on(
         sink.abort()
         return relayed
     except BaseException:  # a bug, or the client left: what was sent must not look like a whole answer
+        if streams and is_whole(tail := upstream.tail(), call.api):  # it left when it had all it wanted, as Codex does
+            lease.ended(_outcome(head.status), usage_of(tail))
         sink.abort()
         raise
     tail = upstream.tail()
