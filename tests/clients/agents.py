@@ -3,7 +3,7 @@
     python -m tests.clients.agents [NAME ...] [--keep FOLDER]
 
 Installs each from its registry into a scratch folder, starts a garra in a network namespace that has loopback alone,
-and lets each answer one prompt there: against the demo model, and against a tiny one of noise with a long context, a picky
+and lets each answer one prompt there: of the demo model, and of a tiny one of noise with a long context, a picky
 template and tools. It tells what every one did; the exit status is 1 when one failed. Needs root, for the namespace.
 """
 
