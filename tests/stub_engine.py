@@ -36,6 +36,12 @@ LAST = (
     b'"timings":{"prompt_n":3,"prompt_ms":2.0,"predicted_n":10}}\n\n'
 )
 
+ENDS = {
+    "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n',
+}
+"""How streams of other APIs say that they are whole; what they say before is of no matter here."""
+
 LOCK = threading.Lock()
 COUNT = {"busy": 0, "failed": 0}
 
@@ -105,7 +111,9 @@ class Handler(BaseHTTPRequestHandler):
             enter(f"sent {name}")
             while STUB == "stuck":
                 time.sleep(0.1)
-            for event in (*[EVENT] * 9, LAST, b"data: [DONE]\n\n"):
+            for event in (*[EVENT] * 9, LAST, ENDS.get(self.path, b""), b"data: [DONE]\n\n"):
+                if not event:
+                    continue
                 time.sleep(0.02)
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
             self.wfile.write(b"0\r\n\r\n")

@@ -4,6 +4,7 @@
 //   process GPU PID MIB                                       its memory comes on top of USED_MIB
 //   thermal GPU CELSIUS MILLIWATTS MHZ THROTTLE_BITS
 //   driver VERSION CUDA
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,47 +30,52 @@ typedef struct {
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 enum { MOST_GPUS = 8, MOST_PROCESSES = 64 };
 
-static Gpu gpus[MOST_GPUS];
-static Process processes[MOST_GPUS][MOST_PROCESSES];
-static unsigned n_gpus, n_processes[MOST_GPUS];
-static char driver[32];
-static int cuda;
+typedef struct {
+    Gpu gpus[MOST_GPUS];
+    Process processes[MOST_GPUS][MOST_PROCESSES];
+    unsigned n_gpus, n_processes[MOST_GPUS];
+    char driver[32];
+    int cuda;
+} Machine;
 
+static Machine now;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+// The machine is read in private and put in place in one go: other threads may be asking, as the real library allows.
 static int load(void) {
+    Machine fresh = {.driver = "580.65.06", .cuda = 13000};
     FILE *file = fopen(getenv("STUB_NVML") ? getenv("STUB_NVML") : "/dev/null", "r");
     char line[256];
     unsigned gpu, pid;
     unsigned long long mib;
     if (!file) return DRIVER_NOT_LOADED;
-    memset(gpus, 0, sizeof gpus);
-    memset(n_processes, 0, sizeof n_processes);
-    n_gpus = 0;
-    strcpy(driver, "580.65.06");
-    cuda = 13000;
     while (fgets(line, sizeof line, file)) {
-        Gpu *one = &gpus[n_gpus];
+        Gpu *one = &fresh.gpus[fresh.n_gpus];
         double capability;
-        if (n_gpus < MOST_GPUS && sscanf(line, "gpu %llu %llu %lf %15s %95[^\n]", &one->total, &one->used, &capability,
+        if (fresh.n_gpus < MOST_GPUS && sscanf(line, "gpu %llu %llu %lf %15s %95[^\n]", &one->total, &one->used, &capability,
                                          one->state, one->name) == 5) {
             one->capability = (int)(capability * 10 + 0.5);
             one->celsius = 41, one->milliwatts = 30000, one->mhz = 1725;
-            n_gpus++;
-        } else if (sscanf(line, "process %u %u %llu", &gpu, &pid, &mib) == 3 && n_processes[gpu] < MOST_PROCESSES) {
-            processes[gpu][n_processes[gpu]++] = (Process){pid, mib << 20, 0xffffffff, 0xffffffff};
-            gpus[gpu].used += mib;
+            fresh.n_gpus++;
+        } else if (sscanf(line, "process %u %u %llu", &gpu, &pid, &mib) == 3 && fresh.n_processes[gpu] < MOST_PROCESSES) {
+            fresh.processes[gpu][fresh.n_processes[gpu]++] = (Process){pid, mib << 20, 0xffffffff, 0xffffffff};
+            fresh.gpus[gpu].used += mib;
         } else if (sscanf(line, "thermal %u", &gpu) == 1) {
-            sscanf(line, "thermal %*u %u %u %u %llx", &gpus[gpu].celsius, &gpus[gpu].milliwatts, &gpus[gpu].mhz,
-                   &gpus[gpu].throttled);
+            sscanf(line, "thermal %*u %u %u %u %llx", &fresh.gpus[gpu].celsius, &fresh.gpus[gpu].milliwatts, &fresh.gpus[gpu].mhz,
+                   &fresh.gpus[gpu].throttled);
         } else {
-            sscanf(line, "driver %31s %d", driver, &cuda);
+            sscanf(line, "driver %31s %d", fresh.driver, &fresh.cuda);
         }
     }
     fclose(file);
-    return n_gpus ? SUCCESS : DRIVER_NOT_LOADED;
+    pthread_mutex_lock(&lock);
+    memcpy(&now, &fresh, sizeof now);
+    pthread_mutex_unlock(&lock);
+    return fresh.n_gpus ? SUCCESS : DRIVER_NOT_LOADED;
 }
 
 static Gpu *of(void *device) {
-    return &gpus[(size_t)device - 1];
+    return &now.gpus[(size_t)device - 1];
 }
 
 static unsigned number(void *device) {
@@ -82,23 +88,23 @@ int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { return "stub error"; }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned size) {
-    snprintf(version, size, "%s", driver);
+    snprintf(version, size, "%s", now.driver);
     return SUCCESS;
 }
 
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    *version = cuda;
+    *version = now.cuda;
     return SUCCESS;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = n_gpus;
+    *count = now.n_gpus;
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    if (index >= n_gpus) return NOT_FOUND;
-    if (!strcmp(gpus[index].state, "lost")) return GPU_IS_LOST;
+    if (index >= now.n_gpus) return NOT_FOUND;
+    if (!strcmp(now.gpus[index].state, "lost")) return GPU_IS_LOST;
     *device = (void *)(size_t)(index + 1);
     return SUCCESS;
 }
@@ -123,13 +129,13 @@ int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *into) {
-    unsigned there = n_processes[number(device)];
+    unsigned there = now.n_processes[number(device)];
     if (*count < there) {
         *count = there;
         return INSUFFICIENT_SIZE;
     }
     *count = there;
-    if (into) memcpy(into, processes[number(device)], there * sizeof *into);
+    if (into) memcpy(into, now.processes[number(device)], there * sizeof *into);
     return SUCCESS;
 }
 

@@ -135,7 +135,8 @@ class Garra:
         return engine
 
     def ready(self) -> bool:
-        return any(row["engine"]["phase"] == "ready" for row in self.status()["profiles"])
+        status = self.status_or_none()
+        return status is not None and any(row["engine"]["phase"] == "ready" for row in status["profiles"])
 
     @property
     def url(self) -> str:

@@ -76,6 +76,7 @@ LEVELS = {
     "apis.ollama_answers": PURE,
     "apis.ollama_asks": PURE,
     "apis.ollama_lists": PURE,
+    "apis.openapi": PURE,
     "apis.passages": PURE,
     "proxy.ollama": DRIVER,
     "proxy.ollama_pull": DRIVER,

@@ -35,7 +35,7 @@ _CODES = {
 }
 """llama-server's types, as OpenAI's clients know them by their code."""
 _TEMPLATE_ERROR = re.compile(r"Jinja Exception: *(.+)|While executing .*?Error: *(.+)", re.DOTALL)
-_CLIENTS_MISTAKE = re.compile(r"^'\w+' is required|json\.exception")
+_CLIENTS_MISTAKE = re.compile(r"^'\w+' is required|json\.exception|^Failed to parse messages")
 _LONGEST = 1000
 
 
@@ -54,13 +54,15 @@ class EngineRefused(GarraError):
         self.raw = body
         """The engine's own words, for clients of its own API."""
         self.of_template = False
+        self.as_told = True
+        """What the engine said stands; else it was put better."""
         what, self.http_status = told.message, status
         if template_errors and (cause := template_error(what)):
-            self.of_template = True
+            self.of_template, self.as_told = True, False
             self.http_status, self.code = HTTPStatus.BAD_REQUEST, "template_error"
             what = f"the model's chat template rejects this conversation: {cause}"
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR and _CLIENTS_MISTAKE.search(what):
-            self.http_status, self.code = HTTPStatus.BAD_REQUEST, "invalid_request"
+            self.http_status, self.code, self.as_told = HTTPStatus.BAD_REQUEST, "invalid_request", False
         elif told.type is not None:
             self.code = _CODES.get(told.type, self.code)
         elif isinstance(told.code, str):
@@ -104,7 +106,7 @@ def error_body(error: GarraError, api: Api = Api.CHAT) -> bytes:
         case Api.OLLAMA:
             return msgspec.json.encode({"error": message})
         case Api.ENGINE:
-            if isinstance(error, EngineRefused) and not error.of_template and error.raw.startswith(b"{"):
+            if isinstance(error, EngineRefused) and error.as_told and error.raw.startswith(b"{"):
                 return error.raw
             kind = _ENGINE_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
             return msgspec.json.encode({"error": {"code": status, "message": message, "type": kind}})

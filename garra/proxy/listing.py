@@ -6,6 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from garra import __version__
+from garra.apis.openapi import document
 from garra.config import Config
 from garra.ports import Fleet
 from garra.proxy.access import may_use
@@ -41,6 +43,12 @@ class Listing:
         name = request.path.removeprefix(MODELS)
         profile = self._config.profile(name)
         return answer(await self._model(profile.name + (f":{profile.variant}" if profile.variant else ""), profile))
+
+    async def openapi(self, request: web.BaseRequest) -> web.Response:
+        """What garra promises, for programs that read it."""
+        key = request.get("key")
+        names = [name for name, profile in self._config.labels.items() if may_use(key, profile.name)]
+        return answer(document(__version__, names))
 
     async def health(self, request: web.BaseRequest) -> web.Response:
         """200 while garra lives. With `?ready=1`: 503 until some engine is READY."""

@@ -71,6 +71,7 @@ class ProxyServer:
         self._routes |= {("POST", "/models/unload"): self._management.unload}
         self._routes |= {("GET", path): self._listing.models for path in ("/v1/models", "/models")}
         self._routes |= {("GET", path): self._listing.health for path in ("/health", "/v1/health")}
+        self._routes |= {("GET", "/openapi.json"): self._listing.openapi}
         self._routes |= {("GET", "/metrics"): self.metrics, ("GET", "/"): self.root, ("HEAD", "/"): self.root}
         self.configure(config)
 

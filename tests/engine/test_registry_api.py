@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator
@@ -117,9 +118,12 @@ def test_errors_are_told_by_poll_and_by_status(there: Garra) -> None:
 def test_strangers_and_browsers_of_other_pages_may_not(there: Garra, stubbed: Make, hub: FakeHub) -> None:
     assert ask(there, "POST", "/registry/download", {"ref": REF}, Origin="http://evil.example").status_code == 403
     assert ask(there, "DELETE", f"/registry/models/{REF}").status_code == 403
-    keyed = stubbed("late", top=f'[keys.a]\nsha256 = "{"a" * 64}"\n', **hub.environment()).up("demo")
-    assert ask(keyed, "POST", "/registry/download", {"ref": REF}).status_code == 403
-    assert ask(keyed, "GET", "/registry/models").status_code == 403
+    digest = hashlib.sha256(b"known").hexdigest()
+    keyed = stubbed("late", top=f'[keys.a]\nsha256 = "{digest}"\n', **hub.environment()).up("demo")
+    for key, status in (("unknown", 401), ("known", 403)):
+        headers = {"x-api-key": key}
+        assert ask(keyed, "POST", "/registry/download", {"ref": REF}, **headers).status_code == status
+        assert ask(keyed, "GET", "/registry/models", **headers).status_code == status
     assert not hub.requests
 
 
