@@ -42,7 +42,9 @@ def is_plain(body: bytes, route: Route, profile: Profile, traits: Traits) -> boo
         return False
     if not traits.picky and profile.mends.system != "on":
         return True
-    return not ((b'"system"' in body and not _leads(body)) or b'"developer"' in body)
+    if b'"developer"' in body:
+        return False
+    return b'"system"' not in body or (form is Api.CHAT and _leads(body))
 
 
 def _leads(body: bytes) -> bool:
@@ -54,10 +56,9 @@ def _leads(body: bytes) -> bool:
 
 def prepare(body: bytes, route: Route, profile: Profile, traits: Traits) -> Prepared:
     """Edited and mended as the profile says. Raises BadRequest, ToolsRefused."""
-    form, edits = route.form, profile.edits if route.edited else NO_EDITS
-    suspect = form is not None and _is_suspect(body, form, profile, traits)
-    if not edits and not suspect:
+    if is_plain(body, route, profile, traits):
         return Prepared(body)
+    form, edits = route.form, profile.edits if route.edited else NO_EDITS
     asked = decoded(body, dict[str, Any])
     if edits:
         asked = edited(asked, edits)
@@ -65,40 +66,3 @@ def prepare(body: bytes, route: Route, profile: Profile, traits: Traits) -> Prep
     if not edits and not done:
         return Prepared(body)
     return Prepared(msgspec.json.encode(asked), tuple(done))
-
-
-class _Spoken(msgspec.Struct):
-    role: Any = None
-
-
-class _Roles(msgspec.Struct):
-    messages: list[_Spoken] = []
-
-
-_roles = msgspec.json.Decoder(_Roles)
-
-
-def _is_suspect(body: bytes, form: Api, profile: Profile, traits: Traits) -> bool:
-    """Whether there may be something to mend: searches for words, and a look at the roles alone."""
-    mends = profile.mends
-    if form is Api.MESSAGES and mends.billing_block and b"x-anthropic-billing-header" in body:
-        return True
-    if not traits.tools and (b'"tools"' in body or b'"tool_choice"' in body):
-        return True
-    if form is Api.RESPONSES and (b'"format"' in body or b'"tools"' in body):
-        return True
-    if not mends.merges_system(traits):
-        return False
-    if b'"developer"' in body:
-        return True
-    if b'"system"' not in body:
-        return False
-    return form is not Api.CHAT or _has_late_system(body)
-
-
-def _has_late_system(body: bytes) -> bool:
-    try:
-        spoken = _roles.decode(body).messages
-    except msgspec.DecodeError:
-        return False  # the engine says better what is wrong with it
-    return any(one.role == "system" for one in spoken[1:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from garra.apis.passages import MessagesPassage, Passage, ResponsesPassage
-from garra.apis.prepare import Prepared, is_plain, prepare
+from garra.apis.prepare import Prepared, prepare
 from garra.apis.routes import Api, Route
 from garra.ports import Lease
 from garra.proxy.patience import Patience
@@ -55,10 +55,7 @@ class Call:
 
     def prepared(self, lease: Lease) -> Prepared:
         """The body as this engine is to get it. Raises BadRequest."""
-        traits = lease.traits
-        if is_plain(self.body, self.route, self.profile, traits):
-            return Prepared(self.body)
-        return prepare(self.body, self.route, self.profile, traits)
+        return prepare(self.body, self.route, self.profile, lease.traits)
 
     def with_hints(self, body: bytes, lease: Lease) -> bytes:
         """The body with what garra alone tells the engine."""

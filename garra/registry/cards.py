@@ -68,12 +68,6 @@ class Cards:
                 return None
             arch = header.text("general.architecture")
             template = header.text("tokenizer.chat_template")
-            n_parameters = 0
-            for tensor in header.tensors:
-                n = 1
-                for width in tensor.shape:
-                    n *= width
-                n_parameters += n
             facts = self._known[key] = ModelFacts(
                 path=path,
                 n_bytes=n_bytes,
@@ -81,7 +75,7 @@ class Cards:
                 architecture=arch,
                 name=header.text("general.name")[:200],
                 quantisation=quant_of(path.name) or "",
-                n_parameters=n_parameters,
+                n_parameters=header.n_parameters,
                 n_ctx_train=header.number(f"{arch}.context_length"),
                 n_embd=header.number(f"{arch}.embedding_length"),
                 template=template,

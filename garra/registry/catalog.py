@@ -79,18 +79,12 @@ class Artifact:
 def facts_of(header: Header) -> dict[str, Any]:
     """What people want to know of a model, from its header."""
     arch = header.text("general.architecture")
-    n_elements = 0
-    for tensor in header.tensors:
-        n = 1
-        for width in tensor.shape:
-            n *= width
-        n_elements += n
     return {
         "name": header.text("general.name")[:200],
         "architecture": arch[:60],
         "quantisation": quant_of(header.path.name) or "",
         "n_ctx_train": header.number(f"{arch}.context_length"),
-        "n_parameters": n_elements,
+        "n_parameters": header.n_parameters,
         "chat_template": bool(header.text("tokenizer.chat_template")),
     }
 

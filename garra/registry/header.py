@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -49,6 +50,11 @@ class Header:
     def weight_bytes(self) -> int:
         """Bytes of all tensors, without padding."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     def text(self, key: str, default: str = "") -> str:
         value = self.values.get(key)

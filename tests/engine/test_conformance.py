@@ -16,11 +16,8 @@ import httpx
 import pytest
 
 from garra.apis.routes import ROUTES, Api, Route, Work
-from garra.engine import smoke
-from tests import shapes
-from tests.engine.test_surface import PICKY
+from tests.engine.noise import three_kinds
 from tests.support import Garra
-from tests.tiny_gguf import write
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 USER = [{"role": "user", "content": "hi"}]
@@ -108,18 +105,9 @@ def _with_role(route: Route, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(engine_build: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Garra]:
-    folder = tmp_path_factory.mktemp("models")
-    picky = write(folder / "picky.gguf", shapes.qwen35(n_layer=4, kind="F32"), seed=3, template=PICKY)
-    noise = smoke.write_noise_model(folder / "noise.gguf")
-    plain = "slots = 1\nthreads = 1\ncontext = 1024\nmend = { sessions = false }\n"
-    one = Garra().configure(
-        f'[profiles.demo]\nmodel = "file:{picky}"\n{plain}'
-        f'[profiles.vectors]\nmodel = "file:{noise}"\nkind = "embedding"\npooling = "mean"\n{plain}'
-        f'[profiles.scores]\nmodel = "file:{noise}"\nkind = "rerank"\n{plain}'
+    one = three_kinds(
+        tmp_path_factory.mktemp("models"), "slots = 1\nthreads = 1\ncontext = 1024\nmend = { sessions = false }\n"
     )
-    one.up("demo")
-    for name in ("vectors", "scores"):
-        one.run("load", name, check=True)
     yield one
     one.close()
 

