@@ -156,16 +156,21 @@ class Inference:
         own = asked.profile
         if not own.fallback:
             return await self._attempt(request, asked, ident, patience, do)
-        key, failures = self._key_of(request), []
+        key, failures = self._key_of(request), {}
         others = (self._config.profile(name) for name in own.fallback)
-        for profile in (own, *(one for one in others if may_use(key, one.name) and one.kind == own.kind)):
+        able = (own, *(one for one in others if may_use(key, one.name) and one.kind == own.kind))
+        for profile in sorted(able, key=self._waits_out_a_crash):
             told = (*asked.told, ("X-Garra-Profile", profile.name.encode()))
             try:
                 return await self._attempt(request, asked._replace(profile=profile, told=told), ident, patience, do)
             except _ELSEWHERE as error:
                 log.info("%s: %s; asking elsewhere", profile.name, error.what)
-                failures.append(error)
-        raise failures[0]
+                failures[profile.name] = error
+        raise failures[own.name]
+
+    def _waits_out_a_crash(self, profile: Profile) -> bool:
+        """Whether its engine is down until a delay is over: others are asked first."""
+        return self._fleet.status(profile.name).phase is Phase.BACKOFF
 
     async def _attempt(
         self, request: web.BaseRequest, asked: Asked, ident: str, patience: Patience | None, do: Do

@@ -175,3 +175,23 @@ def test_the_primary_is_killed_under_load(stubbed: Make, tmp_path: Path) -> None
     assert all(sent[name] >= 1 for name in whole)
     twice = [name for name, n in sent.items() if n > 1 and name in whole]
     assert all(reply.text.count("[DONE]") == 1 for name, reply in replies if reply is not None and name in twice)
+
+
+def test_while_the_primary_waits_out_a_crash_the_fallback_answers(stubbed: Make) -> None:
+    garra = stubbed("late", 'fallback = ["other"]\n').up("demo")
+    assert garra.run("load", "other").returncode == 0
+
+    def seen() -> bool:
+        """Each crash makes the next delay longer, until there is time for a request in it."""
+        for file in garra.engine_files():
+            if "demo-" in file["socket"]:
+                os.kill(file["pid"], signal.SIGKILL)
+        if garra.engine("demo")["phase"] != "backoff":
+            return False
+        served = ask(garra).headers["X-Garra-Profile"]
+        if garra.engine("demo")["phase"] != "backoff":
+            return False
+        assert served == "other"
+        return True
+
+    eventually(seen, 60)
