@@ -46,9 +46,11 @@ class Client:
 
     name: str
     package: str
+    """Where from, and what to install; with a Node.js of its own where it wants a newer one."""
     connect: str | None = None
-    """Its name for `garra connect`; None: a script in this folder."""
+    """Its name for `garra connect`; None: it is a library."""
     command: str = ""
+    """Empty: the script in this folder that has its name."""
     environment: dict[str, str] = field(default_factory=dict)
     models: tuple[str, ...] = ("demo", "picky")
 
@@ -63,10 +65,20 @@ AGENTS = (
     Client("claude-code", "npm:@anthropic-ai/claude-code@2.1.197", "claude-code", 'claude -p "Say hi" </dev/null'),
     Client("qwen-code", "npm:@qwen-code/qwen-code@0.15.10", "qwen-code",
            'qwen --auth-type openai -p "Say hi" </dev/null', models=("picky",)),
+    Client("claude-code-new", "npm:node@22 @anthropic-ai/claude-code@2.1.332", "claude-code",
+           'claude -p "Say hi" </dev/null', models=("picky",)),
+    Client("qwen-code-new", "npm:node@22 @qwen-code/qwen-code@0.24.4", "qwen-code",
+           'qwen --auth-type openai -p "Say hi" </dev/null', models=("picky",)),
+    Client("sdks-new", "npm:node@22 openai@7.59.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 "
+           "@anthropic-ai/sdk@1.14.0 ollama@0.6.4",
+           command='cp "$SCRIPTS/sdks.mjs" "$PLACE" && node --version && node "$PLACE/sdks.mjs" "$URL" "$MODEL"'),
     Client("aider", "pip:aider-chat==0.86.2", "aider",
            'aider --no-git --yes-always --no-check-update --no-show-model-warnings --message "Say hi"'),
     Client("litellm", "pip:litellm==1.110.2", environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     Client("langchain", "pip:langchain-openai==1.7.4"),
+    Client("open-webui", "pip:open-webui==0.12.4", "open-webui", 'python "$SCRIPTS/open_webui.py" "$MODEL"', {
+        "WEBUI_AUTH": "False", "OFFLINE_MODE": "True", "RAG_EMBEDDING_ENGINE": "ollama", "DATA_DIR": "data",
+    }),
     Client("pydantic-ai", "pip:pydantic-ai-slim[openai]==2.62.0"),
     Client("llama-index", "pip:llama-index-llms-openai-like==0.8.1"),
 )  # fmt: skip
@@ -98,7 +110,7 @@ def install(client: Client, folder: Path) -> Path:
     kind, _, package = client.package.partition(":")
     place = folder / client.name
     if kind == "npm":
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(place), package]
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(place), *package.split()]
         programs = place / "node_modules" / ".bin"
     else:
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
@@ -116,20 +128,20 @@ def ask(client: Client, programs: Path, garra: Garra, model: str, folder: Path) 
     home = Path(tempfile.mkdtemp(prefix="home-", dir=folder))
     kept = {key: os.environ[key] for key in ("LANG", "TERM") if key in os.environ}
     env = {**kept, "HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", **client.environment}
+    env |= {"SCRIPTS": str(HERE), "PLACE": str(folder / client.name), "URL": garra.url, "MODEL": model}
     before = garra.report(model)["requests"].get("complete", 0)
     began = time.monotonic()
     if client.connect is not None:
         words = [sys.executable, "-m", "garra", "connect", client.connect, "--model", model]
-        own = {**garra.env, "HOME": str(home)}
-        subprocess.run([*words, "--write", "--yes"], env=own, check=True, capture_output=True)
-        setup = json.loads(subprocess.run([*words, "--json"], env=own, check=True, capture_output=True).stdout)
+        asking = {**garra.env, "HOME": str(home)}
+        subprocess.run([*words, "--write", "--yes"], env=asking, check=True, capture_output=True)
+        setup = json.loads(subprocess.run([*words, "--json"], env=asking, check=True, capture_output=True).stdout)
         env |= setup["environment"] or {}
         if client.connect == "cline":
             run_in(setup["command"], home, env)
-        done = run_in(client.command, home, env)
-    else:
-        script = HERE / f"{client.name.replace('-', '_')}.py"
-        done = run_in(shlex.join([str(programs / "python"), str(script), garra.url, model]), home, env)
+    script = HERE / f"{client.name.replace('-', '_')}.py"
+    own = shlex.join([str(programs / "python"), str(script), garra.url, model])
+    done = run_in(client.command or own, home, env)
     n_asked = garra.report(model)["requests"].get("complete", 0) - before
     said = done.stdout.strip()[-160:]
     good = done.returncode == 0 and n_asked > 0 and bool(said)
