@@ -55,13 +55,15 @@ class OllamaPassage(EventPassage):
             return _line({"error": _error_text(data["error"])})
         self._note(data)
         said, thought = self._pieces(data)
-        return self._line(said, thought) if said or thought else b""
+        return _line({**self._spoken(said, thought), **_logprobs(data), "done": False}) if said or thought else b""
 
     def end(self) -> bytes:
         rest = super().end()
         if self._failed or self._reason is None:
             return rest
-        calls = self._line("", "", self._whole_calls()) if self._calls else b""
+        calls = b""
+        if self._calls:
+            calls = _line({**self._spoken("", "", self._whole_calls()), "done": False})
         return rest + calls + _line(self._last(""))
 
     def _pieces(self, data: dict[str, Any]) -> tuple[str, str]:
@@ -109,18 +111,16 @@ class OllamaPassage(EventPassage):
             return _line({"error": "the engine's answer is not JSON"})
         self._note(data)
         if "choices" not in data:
-            return _line(self._last(str(data.get("content", ""))))
+            return _line(self._last(str(data.get("content", ""))) | _logprobs(data))
         message = data["choices"][0].get("message") or {}
         for call in message.get("tool_calls") or ():
             self._gather({**call, "index": len(self._calls)})
         return _line(
             self._last(message.get("content") or "", message.get("reasoning_content") or "", self._whole_calls())
+            | _logprobs(data)
         )
 
     # -- lines
-
-    def _line(self, said: str, thought: str, calls: list[dict[str, Any]] | None = None) -> bytes:
-        return _line({**self._spoken(said, thought, calls), "done": False})
 
     def _spoken(self, said: str, thought: str, calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {"model": self._model, "created_at": self._now()}
@@ -160,6 +160,24 @@ def loaded(model: str, part: Part, now: str, reason: str) -> dict[str, Any]:
         {"message": {"role": "assistant", "content": ""}} if part == "message" else {"response": ""}
     )
     return {"model": model, "created_at": now, **spoken, "done": True, "done_reason": reason}
+
+
+def _logprobs(data: dict[str, Any]) -> dict[str, Any]:
+    """How likely every token of the event or answer was, where that was asked for."""
+    told = data.get("completion_probabilities") or []
+    for choice in data.get("choices") or ():
+        told = told + ((choice.get("logprobs") or {}).get("content") or [])
+    if not told:
+        return {}
+    return {"logprobs": [_likely(one) | {"top_logprobs": [_likely(top) for top in _tops(one)]} for one in told]}
+
+
+def _tops(token: dict[str, Any]) -> list[dict[str, Any]]:
+    return token.get("top_logprobs") or []
+
+
+def _likely(token: dict[str, Any]) -> dict[str, Any]:
+    return {key: token.get(key) for key in ("token", "logprob", "bytes")}
 
 
 def _line(told: dict[str, Any]) -> bytes:

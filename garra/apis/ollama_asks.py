@@ -43,6 +43,8 @@ class Asked(msgspec.Struct):
     stream: bool | None = None
     keep_alive: str | float | None = None
     truncate: bool | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
     dimensions: int | None = None
     source: str | None = None
     destination: str | None = None
@@ -135,6 +137,8 @@ def _common(asked: Asked) -> dict[str, Any]:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": asked.format}}
     elif asked.format:
         raise BadRequest(f'format "{asked.format[:40]}" is not known', fix='"json", or a JSON schema as an object')
+    if asked.logprobs:
+        body |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     return body | _thinking(asked.think)
 
 
@@ -147,6 +151,8 @@ def _native(asked: Asked) -> dict[str, Any]:
         body["json_schema"] = asked.format
     elif asked.format == "json":
         body["json_schema"] = {}
+    if asked.logprobs:
+        body["n_probs"] = max(1, asked.top_logprobs)
     return body
 
 

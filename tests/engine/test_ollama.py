@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import ollama
@@ -53,6 +54,18 @@ def test_generations(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="does not support insert") as refusal:
         client.generate("demo", "a", suffix="b")
     assert refusal.value.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_how_likely_each_token_was(client: ollama.Client, stream: bool) -> None:
+    for chatted in (True, False):
+        more: dict[str, Any] = {"options": FEW, "logprobs": True, "top_logprobs": 2, "stream": stream}
+        ask = client.chat("demo", HI, **more) if chatted else client.generate("demo", "One,", raw=True, **more)
+        answers = list(ask) if stream else [ask]
+        told = [token for answer in answers for token in answer.logprobs or []]
+        text = "".join((answer.message.content if chatted else answer.response) or "" for answer in answers)
+        assert "".join(token.token for token in told) == text
+        assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in told)
 
 
 def test_a_schema_is_kept_to(client: ollama.Client) -> None:
