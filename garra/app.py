@@ -24,6 +24,7 @@ from garra.engine.client import HttpEngine
 from garra.errors import ConfigError, Taken
 from garra.events import Fact
 from garra.feed import Feed
+from garra.overview import Overview
 from garra.proxy.control import ControlServer
 from garra.proxy.guard import is_loopback
 from garra.proxy.server import ProxyServer
@@ -105,14 +106,14 @@ async def _serve(
 
     shop = Workshop(config)
     pool = UpstreamPool()
-    clock, feed = LoopClock(), Feed()
+    clock, feed, http = LoopClock(), Feed(), HttpEngine()
     fleet = EngineFleet(
         config.profiles,
         shop.policy(),
         plans=shop.plans(lambda: fleet.pids()),  # noqa: PLW0108 - there is no fleet yet
         locate=models.locate,
         spawner=AnySpawner(ProcessSpawner(runtime / "engines", shop.argv, shop.environment), runtime / "engines"),
-        http=HttpEngine(),
+        http=http,
         connections=pool,
         memory=HostMemory(),
         clock=clock,
@@ -120,6 +121,9 @@ async def _serve(
     )
     url = _url(listener)
     jobs = Jobs(shop.catalog, clock, room=shop.room, in_use=lambda: _models_in_use(fleet))
+    overview = Overview(
+        fleet, url=url, engine=lambda: shop.build.stamp, clock=clock, http=http, downloads=jobs.downloads
+    )
     proxy = ProxyServer(
         config,
         fleet,
@@ -142,10 +146,8 @@ async def _serve(
     controller = ControlServer(
         config,
         fleet,
-        url=url,
+        overview=overview,
         key=proxy.own_key,
-        engine=lambda: shop.build.stamp,
-        clock=clock,
         models=proxy.registry,
         follow=feed.follow,
         record=lambda text: proxy.recorder.follow(text=text),

@@ -301,6 +301,7 @@ class EngineStatus:
     stays_s: float | None = None
     """Seconds until it is unloaded for being idle, should nobody use it; None: it is not."""
     waiting: int = 0
+    oldest_wait_s: float | None = None
     max_queue: int = 0
     pinned: bool = False
     restarts: int = 0

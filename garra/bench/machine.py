@@ -5,17 +5,14 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from garra import gpus, hardware
 from garra.host import Gpu, HostSpec
+from garra.sensors import cpu_celsius, throttle_count
 from garra.spec import MIB
 
 _EVERY_S = 1.0
-_CPUS = Path("/sys/devices/system/cpu")
 
 
 def identity(host: HostSpec) -> dict[str, Any]:
@@ -79,23 +76,3 @@ class Watch:
             "throttled": ", ".join(sorted(reasons)) or (f"CPU, {held} times" if held > 0 else None),
         }
         return {key: value for key, value in told.items() if value is not None}
-
-
-def throttle_count() -> int:
-    """How often cores were slowed for heat since the machine started; 0 where nobody counts."""
-    total = 0
-    for path in _CPUS.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
-        try:
-            total += int(path.read_text())
-        except (OSError, ValueError):
-            continue
-    return total
-
-
-def cpu_celsius() -> float | None:
-    """The hottest sensor of the CPU."""
-    if not hasattr(psutil, "sensors_temperatures"):
-        return None
-    sensors = psutil.sensors_temperatures()
-    known = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-    return max((one.current for name in known for one in sensors.get(name, ())), default=None)

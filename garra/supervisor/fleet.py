@@ -129,16 +129,8 @@ class EngineFleet:
 
     def status(self, profile: str) -> EngineStatus:
         model = self._state.models[profile]
-        return replace(
-            self._runners[profile].status(),
-            leases=len(model.leases),
-            lingering=model.lingering,
-            stays_s=model.stays_s(self.now()),
-            waiting=model.queue.n,
-            max_queue=model.profile.max_queue,
-            pinned=model.pinned,
-            drafting=self._drafters.said(profile),
-        )
+        shown = model.onto(self._runners[profile].status(), self.now())
+        return replace(shown, drafting=self._drafters.said(profile))
 
     def configure(self, profiles: Mapping[str, Profile], policy: Policy) -> None:
         """These are the profiles from now on; engines whose profile did not change are not touched."""

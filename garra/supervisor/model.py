@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from garra.bill import Claim, Need, Place
-from garra.spec import Cause, Phase, Profile
+from garra.spec import Cause, EngineStatus, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
 from garra.traffic import Outcome, Priority, Waited
@@ -126,6 +126,20 @@ class Model:
         if self.pinned or not self.ttl_s or self.phase is not Phase.READY:
             return None
         return max(0.0, self.ttl_s - (0.0 if self.leases else now - self.idle_since))
+
+    def onto(self, status: EngineStatus, now: float) -> EngineStatus:
+        """The engine's status with who uses it and who waits."""
+        oldest = self.queue.oldest()
+        return replace(
+            status,
+            leases=len(self.leases),
+            lingering=self.lingering,
+            stays_s=self.stays_s(now),
+            waiting=self.queue.n,
+            oldest_wait_s=now - oldest.arrived if oldest is not None else None,
+            max_queue=self.profile.max_queue,
+            pinned=self.pinned,
+        )
 
     @property
     def reload_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from garra import gpus
-from garra.bench.machine import throttle_count
+from garra.sensors import throttle_count
 
 _LOOK_S = 0.5
 _HEAT = ("thermal", "hw_thermal", "sw_thermal")

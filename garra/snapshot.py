@@ -1,0 +1,89 @@
+"""What is to be seen of a running garra at one moment: the words of `garra status`, the terminal view and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from garra.downloads import DownloadStatus
+from garra.spec import EngineStatus, SlotState
+from garra.traffic import Outcome
+
+RECENT_S = 300.0
+"""What counts as recent."""
+TREND_STEPS = 30
+"""Into how many equal parts a trend divides that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Whole answers of the last five minutes: figures that nobody measured are None."""
+
+    answers: int = 0
+    output_tok_s: float | None = None
+    """All answers together, over the time from the first to the last."""
+    p50_ttft_ms: float | None = None
+    p95_ttft_ms: float | None = None
+    p50_tpot_ms: float | None = None
+    ttft_trend_ms: tuple[float | None, ...] = ()
+    """The median of each ten seconds, the newest last; empty where there was none at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """One profile and its engine."""
+
+    engine: EngineStatus
+    model: str
+    present: bool
+    aliases: tuple[str, ...]
+    requests: dict[Outcome, int]
+    """How requests ended, since garra started."""
+    swaps: int
+    retries: int
+    load_s: float | None
+    """What its last load took."""
+    decoded: int
+    """Tokens of whole answers, and where its engine was asked, of those that run: what grows tells tok/s."""
+    recent: Recent
+    kind: str = "chat"
+    slots: tuple[SlotState, ...] = ()
+    """What each does; empty where its engine was not asked or did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU's memory, or the host's; MiB."""
+
+    id: str
+    """`gpu0`, `gpu1`, ..., `host`."""
+    name: str
+    total_mib: int
+    free_mib: int
+    planned_mib: int = 0
+    """What garra's engines are planned to take."""
+    used_mib: int | None = None
+    """What they hold now; None where the driver does not tell."""
+    others_mib: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttled: tuple[str, ...] = ()
+    """Why its clock is held down now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it."""
+
+    version: str
+    pid: int
+    url: str
+    uptime_s: float
+    engine: str
+    """Stamp of the engine build in use."""
+    tasks: int
+    """Running asyncio tasks: a number that must not grow."""
+    profiles: tuple[ProfileReport, ...]
+    devices: tuple[Device, ...] = ()
+    downloads: tuple[DownloadStatus, ...] = field(default=())
+    """Those that run or ended since garra started."""
