@@ -34,8 +34,9 @@ class Control:
             timeout=None if patient else _TIME_LIMIT_S,
         )
 
-    def status(self) -> Report:
-        return self._call("GET", "/garra/v1/status")
+    def status(self, *, closely: bool = False) -> Report:
+        """A snapshot; `closely`: with what every slot does."""
+        return self._call("GET", f"/garra/v1/status?closely={int(closely)}")
 
     def profile(self, name: str) -> Report:
         """This profile's part of the status; an alias will do. Raises UnknownModel."""

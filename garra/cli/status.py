@@ -1,9 +1,10 @@
-"""`garra status`, `garra ps`, `garra logs`."""
+"""`garra status`, live or once; `garra ps`, `garra logs`."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,36 +14,43 @@ from garra import paths
 from garra.errors import UnknownModel
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from garra.cli.control import Report
+    from garra.cli.control import Control
+    from garra.downloads import DownloadStatus
+    from garra.snapshot import Device, ProfileReport, Snapshot
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _FOLLOW_POLL_S = 0.25
 _PIPE_WIDTH = 200
 
 
-def status(as_json: JsonOption = False) -> None:
-    """Show garra, its profiles and their engines."""
+def status(
+    as_json: JsonOption = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it as it is now. So do pipes and files.")] = False,
+) -> None:
+    """Watch garra live: profiles, slots, queues, speed, memory, downloads, events. Keys: ? tells them."""
     from garra.cli.control import Control
 
-    report = Control().status()
     if as_json:
-        print_json(report)
+        print_json(Control().status(closely=True))
         return
-    print(f"garra {report['version']} (pid {report['pid']}) at {report['url']}, engine {report['engine']}")
-    _print_table(report["profiles"])
+    if not once and _watch():
+        return
+    seen = _snapshot(Control())
+    print(f"garra {seen.version} (pid {seen.pid}) at {seen.url}, engine {seen.engine}")
+    _print(seen.profiles, seen.devices, seen.downloads)
 
 
 def ps(as_json: JsonOption = False) -> None:
     """Show only the engines that are up or on their way."""
     from garra.cli.control import Control
 
-    rows = [row for row in Control().status()["profiles"] if row["engine"]["phase"] != "cold"]
     if as_json:
-        print_json(rows)
+        print_json([row for row in Control().status(closely=True)["profiles"] if row["engine"]["phase"] != "cold"])
         return
-    _print_table(rows)
+    _print([row for row in _snapshot(Control()).profiles if row.engine.phase != "cold"])
 
 
 def logs(
@@ -87,49 +95,50 @@ def _follow(path: Path, position: int) -> None:
         sys.stdout.flush()
 
 
-def _vram_mib(row: Report) -> int:
-    """What the engine was planned to take of its GPU."""
-    return sum(mib for device, mib in row["engine"]["planned_mib"].items() if device != "host")
-
-
 def print_wide(table: Table) -> None:
     """A table as wide as the terminal; into a pipe as wide as it likes."""
+    _console().print(table)
+
+
+def _console() -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    Console(width=None if console.is_terminal else _PIPE_WIDTH, highlight=False).print(table)
+    return Console(width=None if console.is_terminal else _PIPE_WIDTH, highlight=False)
 
 
-def _news(row: Report) -> list[str]:
-    """What an engine that is up has to tell: whether drafting pays, and how its last answers were."""
-    engine, recent, news = row["engine"], row["recent"], []
-    if engine["drafting"] and engine["phase"] == "ready":
-        news.append(f"drafting {engine['drafting']}")
-    if recent["answers"]:
-        late = f"last 5 min: {recent['answers']} answers, TTFT {recent['p50_ttft_ms']:.0f} ms"
-        late += f" (p95 {recent['p95_ttft_ms']:.0f})"
-        if recent["p50_tpot_ms"]:
-            late += f", {1e3 / recent['p50_tpot_ms']:.0f} tok/s each"
-        news.append(late)
-    return news
+def _watch() -> bool:
+    """The live view, until somebody leaves it; False where there is no terminal for it."""
+    from garra.tui import terminal
+
+    if not terminal.usable():
+        return False
+    import asyncio
+
+    from garra.tui import live
+
+    asyncio.run(live.watch())
+    return True
 
 
-def _print_table(rows: list[Report]) -> None:
-    from rich.table import Table
+def _snapshot(control: Control) -> Snapshot:
+    import msgspec
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    on_gpu = any(_vram_mib(row) for row in rows)
-    vram = ("VRAM",) if on_gpu else ()
-    for heading in ("PROFILE", "PHASE", "SLOTS", "CONTEXT", "BUSY", "WAITING", "DONE", *vram, "RSS", "PID", "NOTE"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "NOTE")
-    for row in rows:
-        engine = row["engine"]
-        rss = f"{engine['rss_mib']} MiB" if engine["rss_mib"] else ""
-        note = engine["detail"] or "; ".join([*engine["warnings"], *_news(row)])
-        note = note or ("" if row["present"] else "not downloaded")
-        phase = engine["phase"] + (f" ({engine['cause']})" if engine["cause"] else "") + " pinned" * engine["pinned"]
-        busy, waiting = engine["leases"] + engine["lingering"], engine["waiting"]
-        numbers = map(str, (engine["slots"], engine["slot_context"], busy, waiting, row["requests"].get("complete", 0)))
-        planned = (f"{_vram_mib(row)} MiB" if _vram_mib(row) else "",) if on_gpu else ()
-        table.add_row(engine["profile"], phase, *numbers, *planned, rss, str(engine["pid"] or ""), note)
-    print_wide(table)
+    from garra.snapshot import Snapshot
+
+    return msgspec.convert(control.status(closely=True), Snapshot)
+
+
+def _print(
+    rows: Sequence[ProfileReport], devices: Sequence[Device] = (), downloads: Sequence[DownloadStatus] = ()
+) -> None:
+    from garra.tui import tables
+
+    width = _console().width
+    print_wide(tables.profiles(rows, width))
+    if devices:
+        print()
+        print_wide(tables.memory(devices, width))
+    if downloads:
+        print()
+        print_wide(tables.downloads(downloads, width))
