@@ -13,11 +13,11 @@ def typed(data: bytes) -> list[str]:
         if sequence is not None:
             keys.append(_SEQUENCES[sequence])
             data = data[len(sequence) :]
+        elif data[:1] == b"\x1b" and data[1:2] not in (b"[", b"O"):
+            keys.append("esc")
+            data = data[1:]
         elif data[:1] == b"\x1b":
-            rest = data[1:].lstrip(b"[O0123456789;")
-            if len(data) == 1:
-                keys.append("esc")
-            data = rest[1:]
+            data = data[2:].lstrip(b"0123456789;")[1:]
         else:
             character = data[:1].decode("ascii", "ignore")
             keys += [character] if character.isprintable() and character else []

@@ -73,12 +73,14 @@ def _columns(rows: Sequence[ProfileReport], pace: Mapping[str, float] | None) ->
         Column("PROFILE", lambda row: row.engine.profile, min_width=12, yields=True),
         Column("PHASE", _phase, min_width=18),
         Column("SLOTS", lambda row: slots(row.engine.leases, row.engine.lingering, row.engine.slots)),
-        Column("WAITING", _waiting, min_width=8),
+        Column("WAITING", _waiting, 48, min_width=8),
     ]
     if pace is not None:
-        columns.append(Column("TOK/S", lambda row: _rate(pace.get(row.engine.profile, 0.0)), right=True, min_width=6))
+        columns.append(
+            Column("TOK/S", lambda row: _rate(pace.get(row.engine.profile, 0.0)), 58, right=True, min_width=6)
+        )
     columns += [
-        Column("TTFT p50/p95", _ttft, right=True),
+        Column("TTFT p50/p95", _ttft, 72, right=True),
         Column("LAST 5 MIN", lambda row: sparkline(row.recent.ttft_trend_ms), 130, min_width=TREND_STEPS),
         Column("CONTEXT", lambda row: str(row.engine.slot_context), 100, right=True),
         Column("DONE", lambda row: str(row.requests.get(Outcome.COMPLETE, 0)), 100, right=True),

@@ -145,6 +145,7 @@ def test_the_chosen_one_of_many_is_seen() -> None:
 def test_keys() -> None:
     assert typed(b"l\x1b[A\x1bOBq") == ["l", "up", "down", "q"]
     assert typed(b"\x1b") == ["esc"]
+    assert typed(b"\x1bl") == ["esc", "l"]
     assert typed(b"\x1b[5~x\x00\xff") == ["x"]
 
 
