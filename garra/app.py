@@ -131,6 +131,8 @@ async def _serve(
         jobs,
         Cards(models.locate),
         lambda: reloader.reload(),  # noqa: PLW0108 - there is none yet
+        overview,
+        feed.follow,
     )
 
     def apply(after: Config) -> None:

@@ -57,6 +57,7 @@ _OLLAMA: dict[str, tuple[str, Json, list[str]]] = {
 _LOOKS = {
     "/v1/models": "the models", "/models": "the models", "/health": "whether garra lives", "/v1/health": "the same",
     "/metrics": "figures in Prometheus's format", "/api/tags": "the models that are here", "/api/ps": "those loaded",
+    "/garra/v1/status": "what there is to see",
     "/api/version": "the API's version", "/": "whether somebody is at home", "/openapi.json": "this document",
 }  # fmt: skip
 

@@ -17,7 +17,8 @@ from garra.traffic import ClientKey, Priority
 KEY_PREFIX = "garra-"
 """Of every key we make: one that begins so and is not known was revoked, or mistyped."""
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/api/version"})
-"""Whether somebody is at home is no secret."""
+"""Whether somebody is at home is no secret, nor are the files of the page (`/web/...`)."""
+OPEN_PREFIX = "/web/"
 _MINUTE_S = 60.0
 
 
@@ -55,7 +56,7 @@ class Access:
         """Whose key it is; None for a request that needs none. Raises Unauthorised."""
         given = given_key(headers)
         known = self._known(given) if given and self._keys else None
-        if known is not None or path in OPEN_PATHS:
+        if known is not None or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return known
         if self._keyless_served and not given.startswith(KEY_PREFIX):
             return None  # any client library sends some key: one that is none of ours is as good as none

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,3 +35,13 @@ def answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = 
     """JSON."""
     encoded = msgspec.json.encode(body)
     return web.Response(status=status, body=encoded, headers={**JSON, **(headers or {})})
+
+
+async def as_events(request: web.BaseRequest, told: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    """Server-sent events, for as long as there are any and somebody reads."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    async with contextlib.aclosing(told) as lines:
+        async for line in lines:
+            await response.write(b"data: " + line + b"\n\n")
+    return response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from garra.errors import BadRequest, GarraError
 from garra.overview import Overview
 from garra.ports import Fleet
 from garra.proxy import registry
-from garra.proxy.answers import answer, render
+from garra.proxy.answers import answer, as_events, render
 from garra.proxy.registry import RegistryApi
 from garra.spec import Phase
 
@@ -110,11 +109,11 @@ class ControlServer:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The last facts and every new one, as server-sent events."""
-        return await _as_events(request, self._follow())
+        return await as_events(request, self._follow())
 
     async def traffic(self, request: web.Request) -> web.StreamResponse:
         """The shape of every request that ends, as server-sent events; with `?text=1` what it asked, too."""
-        return await _as_events(request, self._record(request.query.get("text") in ("1", "true")))
+        return await as_events(request, self._record(request.query.get("text") in ("1", "true")))
 
     async def exclusive(self, request: web.Request) -> web.StreamResponse:
         """The machine without engines for as long as this answer is being read: `{"held": true}` once they are gone."""
@@ -153,12 +152,3 @@ class ControlServer:
             return answer({"profile": profile.name})
         except GarraError as error:
             return render(error)
-
-
-async def _as_events(request: web.Request, told: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-    await response.prepare(request)
-    async with contextlib.aclosing(told) as lines:
-        async for line in lines:
-            await response.write(b"data: " + line + b"\n\n")
-    return response

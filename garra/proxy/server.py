@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from multidict import istr
 from garra.apis.routes import ROUTES, api_of
 from garra.config import Config
 from garra.errors import Forbidden, GarraError, NotFound
+from garra.overview import Overview
 from garra.ports import Fleet, Registry
 from garra.proxy import cors, guard, listing, ollama, registry
 from garra.proxy.access import Access, own_key
@@ -24,9 +25,11 @@ from garra.proxy.management import Management
 from garra.proxy.metrics import METRICS_TYPE, exposition
 from garra.proxy.ollama import OllamaApi
 from garra.proxy.ollama_pull import Puller
+from garra.proxy.page import Page, wanted
 from garra.proxy.recorder import Recorder
 from garra.proxy.registry import RegistryApi
 from garra.proxy.upstream import UpstreamPool
+from garra.proxy.watching import Watching
 from garra.registry.cards import Cards
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,8 @@ class ProxyServer:
         models: Registry,
         cards: Cards,
         reload: Callable[[], Any],
+        overview: Overview,
+        follow: Callable[[], AsyncGenerator[bytes, None]],
     ) -> None:
         self._access: Access | None = None
         self.own_key, self._own = own_key()
@@ -58,6 +63,8 @@ class ProxyServer:
         self.registry = RegistryApi(models)
         self.recorder = Recorder()
         self._management = Management(fleet, models, reload)
+        self._watching = Watching(overview, follow, self._management)
+        self._page = Page()
         self._inference = Inference(fleet, pool, self.recorder)
         self._listing = Listing(config, fleet, cards)
         self._ollama = OllamaApi(config, fleet, self._inference, cards, Puller(models), self._management)
@@ -71,6 +78,10 @@ class ProxyServer:
         self._routes |= {("POST", "/models/unload"): self._management.unload}
         self._routes |= {("GET", path): self._listing.models for path in ("/v1/models", "/models")}
         self._routes |= {("GET", path): self._listing.health for path in ("/health", "/v1/health")}
+        self._routes |= {("GET", path): self._page.answer for path in self._page.paths}
+        self._routes |= {("GET", "/garra/v1/status"): self._watching.status}
+        self._routes |= {("GET", "/garra/v1/events"): self._watching.events}
+        self._routes |= {("POST", "/garra/v1/bench"): self._watching.bench}
         self._routes |= {("GET", "/openapi.json"): self._listing.openapi}
         self._routes |= {("GET", "/metrics"): self.metrics, ("GET", "/"): self.root, ("HEAD", "/"): self.root}
         self.configure(config)
@@ -84,6 +95,7 @@ class ProxyServer:
         self._inference.configure(config, access)
         self._management.configure(config, access)
         self._listing.configure(config)
+        self._watching.configure(config)
         self._ollama.configure(config)
         self._body_limit = settings.body_limit_mib * 1024 * 1024
         self._pages = frozenset(settings.cors_origins)
@@ -153,7 +165,9 @@ class ProxyServer:
         return await self.registry.answer(request)
 
     async def root(self, request: web.BaseRequest) -> web.Response:
-        """What Ollama says there: clients look whether somebody is at home."""
+        """The page for browsers; what Ollama says there for clients that look whether somebody is at home."""
+        if wanted(request) and request.method == "GET":
+            return await self._page.answer(request)
         return web.Response(text=ALIVE, content_type="text/plain")
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
