@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
@@ -271,5 +272,7 @@ def test_one_benchmark_at_a_time(served: Garra) -> None:
         second = httpx.post(f"{served.url}/garra/v1/bench", **ask)
         assert second.status_code == 409
         assert "runs already" in second.json()["error"]["message"]
+    server = psutil.Process(served.status()["pid"])
+    eventually(lambda: len(server.children()) == 1, 30)  # its engine
     eventually(lambda: served.engine()["leases"] == 0, 30)
     assert httpx.get(f"{served.url}/garra/v1/bench").status_code == 404
