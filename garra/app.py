@@ -33,6 +33,8 @@ from garra.registry import store as models
 from garra.registry.cards import Cards
 from garra.registry.jobs import Jobs
 from garra.reload import Reloader
+from garra.service.herald import Herald
+from garra.service.notify import Notifier
 from garra.spec import EngineStatus, Phase
 from garra.supervisor import runfile
 from garra.supervisor.bridge import AnySpawner
@@ -171,14 +173,17 @@ async def _serve(
         fleet,
         _site(public, lambda: web.SockSite(public, listener)),
         _site(control, lambda: web.UnixSite(control, str(_fresh(paths.control_socket(runtime))))),
+        Herald(Notifier(), fleet, url) as herald,
         _watching(config, reloader),
     ):
         paths.control_socket(runtime).chmod(0o600)
         log.info("listening on %s (engine %s)", url, shop.build.stamp)
         try:
             await _first_of(_start(fleet, profile, url, narrator), stop.wait())
+            herald.ready()
             await stop.wait()
         finally:
+            herald.stopping()
             log.info("shutting down; Ctrl-C stops at once")
             await _first_of(fleet.close(), hurry.wait())
             pool.close_all()

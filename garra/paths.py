@@ -11,6 +11,8 @@ from platformdirs import PlatformDirs
 from garra.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107  # bytes: sun_path on Linux, with its final zero
+_SESSIONS = "/run/user"
+_SERVICE = Path("/run/garra")
 _DIRS = PlatformDirs("garra", appauthor=False)
 
 
@@ -69,12 +71,14 @@ def server_log() -> Path:
 def runtime_dir() -> Path:
     """The folder of sockets, lock and run files; made if need be, ours alone (0700) or a ConfigError."""
     given = os.environ.get("XDG_RUNTIME_DIR")
-    if given:
+    if given == f"{_SESSIONS}/{os.getuid()}" and os.access(control_socket(_SERVICE), os.W_OK):
+        folder = _SERVICE  # this user's garra is a service of the machine: their commands mean that one
+    elif given:
         folder = Path(given) / "garra"
     elif "RUNTIME_DIRECTORY" in os.environ:  # a systemd service with RuntimeDirectory=garra
         folder = Path(os.environ["RUNTIME_DIRECTORY"].split(":")[0])
-    elif os.access("/run/garra", os.W_OK):
-        folder = Path("/run/garra")
+    elif os.access(_SERVICE, os.W_OK):
+        folder = _SERVICE
     else:
         folder = Path(f"/tmp/garra-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from garra.cli import (
     models,
     plan,
     serve,
+    service,
     status,
     tune,
 )
@@ -64,6 +65,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(bundle.app, name="bundle")
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(service.app, name="service")
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""garra as a service of systemd."""
