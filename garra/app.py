@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import uvloop
 from aiohttp import web
 
-from garra import paths
+from garra import hardware, paths
 from garra.config import Config
 from garra.engine.client import HttpEngine
 from garra.errors import ConfigError, Taken
@@ -269,24 +268,10 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Taken(
-            f"cannot listen on {host}:{port}: {_holder(port) or error.strerror}",
+            f"cannot listen on {host}:{port}: {hardware.port_holder(port) or error.strerror}",
             fix=f"garra up --port {port + 1}   (or GARRA_PORT, or port in profiles.toml)",
         ) from None
     return listener
-
-
-def _holder(port: int) -> str | None:
-    try:
-        connections = psutil.net_connections("tcp")
-    except psutil.Error:  # macOS asks for root
-        return None
-    for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-            if connection.pid is None or connection.pid == os.getpid():
-                return "another program holds the port"
-            with contextlib.suppress(psutil.Error):
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) holds the port"
-    return None
 
 
 def _url(listener: socket.socket) -> str:

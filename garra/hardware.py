@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -57,6 +58,21 @@ def usable_cores() -> int:
     """Physical cores, but no more than this process may run on, nor than its cgroup gives it time for."""
     allowed = min(usable_cpus(), cgroup_cpus() or usable_cpus())
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def port_holder(port: int) -> str | None:
+    """Who listens on a TCP port of this machine, in words; None where nobody does or nobody tells."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # macOS asks for root
+        return None
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+            if connection.pid is None or connection.pid == os.getpid():
+                return "another program holds the port"
+            with contextlib.suppress(psutil.Error):
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) holds the port"
+    return None
 
 
 def rss_bytes(pid: int) -> int:

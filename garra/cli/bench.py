@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from garra.cli import quality, replay
+from garra.cli import completion, quality, replay
 from garra.cli.status import JsonOption
 from garra.errors import BadRequest
 
@@ -48,7 +48,10 @@ app.command()(quality.quality)
 app.command()(replay.record)
 app.command()(replay.replay)
 
-TargetArgument = Annotated[str, typer.Argument(metavar="PROFILE|URL", help="A profile, or any OpenAI server.")]
+TargetArgument = Annotated[
+    str,
+    completion.profile("A profile, or any OpenAI server.", "PROFILE|URL"),
+]
 ModelOption = Annotated[str | None, typer.Option("--model", help="The model to ask for, where a URL serves several.")]
 KeyOption = Annotated[
     str | None,

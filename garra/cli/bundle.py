@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from garra.cli import completion
 from garra.cli.status import JsonOption, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Bundles: all in one file, for machines without a network.")
@@ -23,7 +24,10 @@ class EngineName(enum.StrEnum):
 
 @app.command()
 def create(
-    profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Profiles whose models go with it.")],
+    profiles: Annotated[
+        list[str],
+        completion.profile("Profiles whose models go with it.", "PROFILE..."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle file.", dir_okay=False)],
     engine: Annotated[
         EngineName,

@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.errors import EngineDown, NotRunning
 
 Message = dict[str, str]
 
 
 def chat(
-    profile: Annotated[str | None, typer.Argument(help="A profile; without one, the engine that is ready.")] = None,
+    profile: Annotated[
+        str | None,
+        completion.profile("A profile; without one, the engine that is ready."),
+    ] = None,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Say one thing and leave.")] = None,
 ) -> None:
     """Talk to a model. Ctrl-D ends the conversation, Ctrl-C the answer."""

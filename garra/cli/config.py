@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.status import JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
 
 @app.command()
 def show(
-    profile: Annotated[str | None, typer.Argument(help="Only this profile.")] = None,
+    profile: Annotated[str | None, completion.profile("Only this profile.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print every value and the layer it comes from."""

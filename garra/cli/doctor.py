@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def doctor(as_json: JsonOption = False) -> None:
     """Look the machine over: hardware, drivers, engine, build tools, and which profiles fit (exit code 1: none)."""
+    from garra.cli.control import running
     from garra.cli.plan import planner
     from garra.engine import store
     from garra.planning import detect
@@ -27,9 +28,11 @@ def doctor(as_json: JsonOption = False) -> None:
     report: dict[str, Any] = {
         "host": dataclasses.asdict(host),
         "engine": {"stamp": build.stamp, "backend": build.backend, "origin": build.origin} if build else None,
-        "findings": _findings(host, build.backend if build else None),
+        "findings": _findings(host, build.backend if build else None) + _port(),
         "profiles": profiles,
+        "running": there.status()["url"] if (there := running()) is not None else None,
     }
+    report["next"] = _next(report)
     if as_json:
         print_json(report)
     else:
@@ -41,10 +44,13 @@ def doctor(as_json: JsonOption = False) -> None:
 def _profiles(made: Any) -> list[dict[str, Any]]:
     """How each profile would run here, as things are now."""
     from garra import config as layers
+    from garra.registry import store as models
 
     rows = []
     for profile in layers.load().profiles.values():
-        row: dict[str, Any] = {"profile": profile.name, "fits": False, "vram_mib": 0, "ram_mib": 0, "notes": []}
+        here = models.locate(profile.model) is not None
+        row: dict[str, Any] = {"profile": profile.name, "fits": False, "downloaded": here}
+        row |= {"vram_mib": 0, "ram_mib": 0, "notes": []}
         try:
             launch = made.plan(profile, present=False)
         except GarraError as error:
@@ -86,6 +92,30 @@ def _findings(host: HostSpec, backend: str | None) -> list[str]:
     return found
 
 
+def _port() -> list[str]:
+    """Who would be in the way of a start."""
+    from garra import config as layers
+    from garra import hardware
+    from garra.cli.control import running
+
+    port = layers.load().settings.port
+    holder = hardware.port_holder(port) if running() is None else None
+    return [f"port {port}: {holder}: garra up --port {port + 1}, or stop that"] if holder else []
+
+
+def _next(report: dict[str, Any]) -> list[str]:
+    """The commands from here to an answer."""
+    if report["running"]:
+        return ["garra connect CLIENT --write", "garra chat"]
+    fits = [row["profile"] for row in report["profiles"] if row["fits"]]
+    ready = [row["profile"] for row in report["profiles"] if row["fits"] and row["downloaded"]]
+    steps = [] if report["engine"] else ["garra engine build"]
+    if not fits:
+        return steps
+    start = f"garra up {ready[0]}" if ready else "garra up"
+    return [*steps, start, "garra chat   (in another terminal)"]
+
+
 def _show(host: HostSpec, report: dict[str, Any]) -> None:
     cores = f"{host.cores} cores" + (f", {host.performance_cores} of them fast" if host.performance_cores else "")
     print(f"CPU     {host.cpu}, {cores}")
@@ -105,9 +135,14 @@ def _show(host: HostSpec, report: dict[str, Any]) -> None:
     for row in report["profiles"]:
         vram = f"{row['vram_mib']} MiB of VRAM, " if row["vram_mib"] else ""
         told = f"{vram}{row['ram_mib']} MiB of RAM" if row["fits"] else "does not fit"
+        told += ", downloaded" if row["downloaded"] else ""
         print(f"{'fits' if row['fits'] else '----':<5} {row['profile']:<14} {told}")
         for note in row["notes"]:
             print(f"      {note}")
+    if report["running"]:
+        print(f"\ngarra serves at {report['running']}/v1")
+    if report["next"]:
+        print("\nnext:  " + "\n       ".join(report["next"]))
 
 
 def _gpu(gpu: Gpu) -> str:

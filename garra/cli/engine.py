@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.status import JsonOption, print_json, print_wide
 from garra.errors import EngineMissing
 
@@ -134,7 +135,8 @@ def list_(as_json: JsonOption = False) -> None:
 @app.command()
 def use(
     engine: Annotated[
-        str, typer.Argument(help="A stamp of garra engine list, or the path of a llama-server you have.")
+        str,
+        completion.engine("A stamp of garra engine list, or the path of a llama-server you have."),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -161,7 +163,9 @@ def rollback(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def remove(stamp: Annotated[str, typer.Argument(help="A stamp of garra engine list.")]) -> None:
+def remove(
+    stamp: Annotated[str, completion.engine("A stamp of garra engine list.")],
+) -> None:
     """Delete an engine that is not in use."""
     from garra.engine import store
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.serve import say
 from garra.cli.status import JsonOption, print_json
 from garra.errors import BadRequest, NotRunning
@@ -98,7 +99,7 @@ def revoke(name: Annotated[str, typer.Argument(help="Of the key.")]) -> None:
 
 def alias(
     name: Annotated[str, typer.Argument(help="The new name, for example of a model some program insists on.")],
-    profile: Annotated[str | None, typer.Argument(help="The profile, or variant, it stands for.")] = None,
+    profile: Annotated[str | None, completion.profile("The profile, or variant, it stands for.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Forget the name.")] = False,
 ) -> None:
     """Give a profile one more name, or take it away."""

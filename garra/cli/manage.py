@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from garra.cli import completion
 from garra.cli.serve import load_there, say
 from garra.cli.status import JsonOption, print_json
 
-NameArgument = Annotated[str, typer.Argument(help="A profile or one of its aliases.")]
+NameArgument = Annotated[str, completion.profile("A profile or one of its aliases.")]
 
 
 def load(

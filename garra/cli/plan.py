@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.status import JsonOption, print_json
 from garra.errors import ConfigError, DoesNotFit
 
@@ -33,7 +34,7 @@ _SHADES = "█▓▒░#=+*"
 
 
 def plan(
-    profile: Annotated[str, typer.Argument(help="The profile to plan.")],
+    profile: Annotated[str, completion.profile("The profile to plan.")],
     gpu: Annotated[str | None, typer.Option(help='Plan for this GPU instead, for example "RTX 3070".')] = None,
     vram: Annotated[str | None, typer.Option(help="Plan for a GPU with so much memory: 8GiB.")] = None,
     unified: Annotated[str | None, typer.Option(help="Plan for a machine whose GPU shares its memory: 36GiB.")] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.bench_report import number, plain_table
 from garra.cli.status import JsonOption, print_json, print_wide
 from garra.errors import BadRequest
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def quality(
-    profile: Annotated[str, typer.Argument(help="The profile whose weights are the reference, with an f16 cache.")],
+    profile: Annotated[
+        str,
+        completion.profile("The profile whose weights are the reference, with an f16 cache."),
+    ],
     kv: Annotated[str, typer.Option(help="Types of KV cache to compare.")] = "f16,q8_0,q4_0",
     weights: Annotated[str, typer.Option(help="Weight types to make and compare too, such as Q8_0,Q4_0.")] = "",
     text: Annotated[Path | None, typer.Option(help="A text of your own; at least 1,024 tokens.")] = None,

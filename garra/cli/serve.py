@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from garra import paths
+from garra.cli import completion
 from garra.errors import AlreadyRunning, ConfigError, DownloadFailed, GarraError, NotRunning, Taken
 from garra.supervisor.tether import tether
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from garra.spec import EngineStatus, Profile
 
 _LAST_WORDS_S = 5.0  # between a socket that is gone and the end of its process
-ProfileArgument = Annotated[str | None, typer.Argument(help="A profile; without one, the best this machine can run.")]
+ProfileArgument = Annotated[
+    str | None,
+    completion.profile("A profile; without one, the best this machine can run."),
+]
 
 
 def up(
@@ -107,7 +111,9 @@ def down() -> None:
     say("garra is down")
 
 
-def pull(profile: Annotated[str, typer.Argument(help="The profile whose model to download.")]) -> None:
+def pull(
+    profile: Annotated[str, completion.profile("The profile whose model to download.")],
+) -> None:
     """Download a profile's model; what was begun is resumed, and every byte is verified."""
     from garra import config as layers
 

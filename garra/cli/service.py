@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from garra.cli import completion
 from garra.cli.serve import say
 from garra.cli.status import JsonOption, print_json
 from garra.errors import ConfigError
@@ -29,7 +30,8 @@ SystemOption = Annotated[
 @app.command()
 def install(
     profile: Annotated[
-        str | None, typer.Argument(help="The profile to serve; else the best this machine runs.")
+        str | None,
+        completion.profile("The profile to serve; else the best this machine runs."),
     ] = None,
     system: SystemOption = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from garra import paths
+from garra.cli import completion
 from garra.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def ps(as_json: JsonOption = False) -> None:
 
 
 def logs(
-    profile: Annotated[str, typer.Argument(help="A profile, or garra for the background server's own log.")],
+    profile: Annotated[
+        str,
+        completion.profile("A profile, or garra for the background server's own log."),
+    ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from garra.cli import completion
 from garra.cli.status import JsonOption
 from garra.errors import BadRequest
 
@@ -31,7 +32,7 @@ _CONFIRM_PART = 0.2
 
 
 def tune(
-    profile: Annotated[str, typer.Argument(help="The profile to tune.")],
+    profile: Annotated[str, completion.profile("The profile to tune.")],
     budget: Annotated[str, typer.Option(help="Time it may take: 20m, 90s, 1h.")] = "20m",
     objective: Annotated[str, typer.Option(help="tps, ttft, throughput or balanced.")] = "balanced",
     quality_floor: Annotated[float, typer.Option(min=0, help="Mean KLD a change may cost, nats per token.")] = 0.02,

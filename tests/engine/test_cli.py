@@ -258,3 +258,19 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path, garra: Garra) -
     plan = json.loads(told.stdout)
     assert plan["patches"] == list(load_pin().names_of_patches)
     assert plan["sha256"].startswith("b0a2feb6")
+
+
+def test_doctor_says_what_comes_next(garra: Garra) -> None:
+    told = json.loads(garra.run("doctor", "--json").stdout)
+    assert told["next"][0] == "garra up demo", "the one whose model is here"
+    assert next(row for row in told["profiles"] if row["profile"] == "demo")["downloaded"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        garra.env["GARRA_PORT"] = str(taken.getsockname()[1])
+        assert "holds the port" in garra.run("doctor").stdout
+    del garra.env["GARRA_PORT"]
+    garra.up("demo")
+    told = json.loads(garra.run("doctor", "--json").stdout)
+    assert (told["running"], told["next"][0]) == (garra.url, "garra connect CLIENT --write")
+    assert not [line for line in told["findings"] if "holds the port" in line]
