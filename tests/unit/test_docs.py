@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FENCE = re.compile(r"^```.*?$(.*?)^```$", re.M | re.S)
-_INLINE = re.compile(r"`(garra [^`\n]+)`")
+_INLINE = re.compile(r"`(garra (?!is )[^`\n]+)`")
 _SHOWN = re.compile(r"^(?:\$ |\# )?((?:\.venv/bin/)?garra (?!is )[a-z].*)$", re.M)
 _PLACEHOLDERS = re.compile(r"[A-Z]{2,}|\.\.\.|…|\[|<")
 
