@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -24,8 +25,14 @@ _SHOWN = re.compile(r"^(?:\$ |\# )?((?:\.venv/bin/)?garra (?!is )[a-z].*)$", re.
 _PLACEHOLDERS = re.compile(r"[A-Z]{2,}|\.\.\.|…|\[|<")
 
 
+@functools.cache
+def tree() -> Any:
+    """The whole command; making it takes a while."""
+    return typer.main.get_command(app)
+
+
 def reference() -> str:
-    command = typer.main.get_command(app)
+    command = tree()
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="garra", title="The garra command")
     note = "Made of `garra --help` and checked by a test. What comes of the commands is told in the other pages.\n\n"
     title, rest = text.split("\n\n", 1)
@@ -64,7 +71,7 @@ def objection(line: str) -> str:
         words = shlex.split(line.replace("|", " "), comments=True)[1:]
     except ValueError:
         return f"{line}: quotes"
-    command: Any = typer.main.get_command(app)
+    command = tree()
     while words and (below := getattr(command, "commands", None)):
         if words[0] not in below:
             free = words[0].startswith("-") or _PLACEHOLDERS.search(words[0])
