@@ -34,7 +34,8 @@ from garra.registry.jobs import Jobs
 from garra.reload import Reloader
 from garra.service.herald import Herald
 from garra.service.notify import Notifier
-from garra.spec import EngineStatus, Phase
+from garra.snapshot import EngineStatus
+from garra.spec import Phase
 from garra.supervisor import runfile
 from garra.supervisor.bridge import AnySpawner
 from garra.supervisor.fleet import EngineFleet

@@ -13,8 +13,8 @@ from garra.bill import plus
 from garra.downloads import DownloadStatus
 from garra.ports import Clock, EngineHttp, Fleet
 from garra.sensors import Sensors
-from garra.snapshot import RECENT_S, TREND_STEPS, ProfileReport, Recent, Snapshot
-from garra.spec import Profile, SlotState
+from garra.snapshot import RECENT_S, TREND_STEPS, ProfileReport, Recent, SlotState, Snapshot
+from garra.spec import Profile
 from garra.tally import Past
 
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from garra.bill import Claim, Need, Place
 from garra.dialogue import Kind, Traits
 from garra.downloads import DownloadStatus
-from garra.spec import EngineExit, EngineProps, EngineStatus, LaunchPlan, Profile, SlotState
+from garra.snapshot import EngineStatus, SlotState
+from garra.spec import EngineExit, EngineProps, LaunchPlan, Profile
 from garra.tally import Tally
 from garra.traffic import Outcome, Usage, Waited, WaitNews, Wish
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal as _signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -279,48 +279,3 @@ class EngineExit:
         else:
             return self.detail
         return f"{self.detail} ({how})" if self.detail else how
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """One profile's engine, as `status` shows it."""
-
-    profile: str
-    phase: Phase
-    cause: Cause | None = None
-    detail: str = ""
-    since_s: float = 0.0
-    """Seconds in this phase."""
-    load_fraction: float | None = None
-    pid: int | None = None
-    slots: int = 0
-    slot_context: int = 0
-    leases: int = 0
-    lingering: int = 0
-    """Slots whose client left and that the engine still works on."""
-    stays_s: float | None = None
-    """Seconds until it is unloaded for being idle, should nobody use it; None: it is not."""
-    waiting: int = 0
-    oldest_wait_s: float | None = None
-    max_queue: int = 0
-    pinned: bool = False
-    restarts: int = 0
-    rss_mib: int | None = None
-    engine: str = ""
-    """Stamp of the build it runs on."""
-    planned_mib: Claim = field(default_factory=dict)
-    """What it was planned to take, by device."""
-    drafting: str = ""
-    """Whether speculation pays, where the profile has any, in words."""
-    warnings: tuple[str, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """One slot as the engine tells it (`/slots`)."""
-
-    busy: bool
-    task: int
-    n_prompt_tokens: int
-    """Prompt tokens processed so far."""
-    n_decoded: int

@@ -13,7 +13,8 @@ from garra import config
 from garra.bill import HOST, Claim, Need, Place
 from garra.dialogue import Kind
 from garra.errors import EngineDown
-from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile, SlotState
+from garra.snapshot import SlotState
+from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile
 
 
 @dataclass

@@ -21,7 +21,8 @@ from garra.supervisor.tether import tether
 if TYPE_CHECKING:
     from garra.cli.control import Control
     from garra.config import Config
-    from garra.spec import EngineStatus, Profile
+    from garra.snapshot import EngineStatus
+    from garra.spec import Profile
 
 _LAST_WORDS_S = 5.0  # between a socket that is gone and the end of its process
 ProfileArgument = Annotated[

@@ -17,7 +17,8 @@ import msgspec
 from garra.dialogue import Kind
 from garra.errors import EngineDown
 from garra.registry.template import traits_of
-from garra.spec import EngineProps, SlotState
+from garra.snapshot import SlotState
+from garra.spec import EngineProps
 
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=2)
 _PROPS_LIMIT = aiohttp.ClientTimeout(total=30)

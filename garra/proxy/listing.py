@@ -13,7 +13,8 @@ from garra.ports import Fleet
 from garra.proxy.access import may_use
 from garra.proxy.answers import answer
 from garra.registry.cards import Cards, ModelFacts
-from garra.spec import EngineStatus, Phase, Profile
+from garra.snapshot import EngineStatus
+from garra.spec import Phase, Profile
 
 _READY_RETRY_S = 2
 MODELS = "/v1/models/"

@@ -14,7 +14,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from garra.ports import Fleet
-from garra.spec import Cause, EngineStatus, Phase
+from garra.snapshot import EngineStatus
+from garra.spec import Cause, Phase
 from garra.tally import Histogram, Tally
 from garra.traffic import Outcome
 

@@ -17,7 +17,8 @@ from garra.bill import spot
 from garra.errors import GarraError, ModelNotPresent, Taken
 from garra.events import Fact
 from garra.ports import Clock, Connections, EngineHttp, Memory, Plans, Spawner, Timer
-from garra.spec import Cause, EngineStatus, LaunchPlan, Phase, Policy, Profile
+from garra.snapshot import EngineStatus
+from garra.spec import Cause, LaunchPlan, Phase, Policy, Profile
 from garra.supervisor import happenings as do
 from garra.supervisor import machine as life
 from garra.supervisor.chores import Chores

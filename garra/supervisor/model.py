@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from garra.bill import Claim, Need, Place
-from garra.spec import Cause, EngineStatus, Phase, Profile
+from garra.snapshot import EngineStatus
+from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
 from garra.tally import Tally
 from garra.traffic import Outcome, Priority, Waited

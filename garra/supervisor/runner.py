@@ -21,7 +21,8 @@ from garra.dialogue import UNKNOWN_TRAITS
 from garra.errors import GarraError
 from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Spawner
 from garra.ports import Timer as TimerHandle
-from garra.spec import MIB, Cause, EngineExit, EngineProps, EngineStatus, LaunchPlan, Phase, Profile
+from garra.snapshot import EngineStatus
+from garra.spec import MIB, Cause, EngineExit, EngineProps, LaunchPlan, Phase, Profile
 from garra.supervisor import machine as life
 from garra.supervisor.machine import Machine, step
 from garra.supervisor.shield import to_the_end

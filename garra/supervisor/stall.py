@@ -8,7 +8,7 @@ do not move: at once when all of them decode, after the time of several batches 
 
 from __future__ import annotations
 
-from garra.spec import SlotState
+from garra.snapshot import SlotState
 
 ASK_EVERY_S = 5.0
 BATCHES = 5

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from garra.bill import HOST
-from garra.spec import Cause, Phase, Policy, SlotState
+from garra.snapshot import SlotState
+from garra.spec import Cause, Phase, Policy
 from garra.traffic import Outcome, Wish
 from tests.fakes import profiles, settle
 from tests.stage import Stage, stage

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from garra.proxy.metrics import COUNTERS, GAUGES, HISTOGRAMS, exposition
-from garra.spec import EngineStatus, Phase, Profile
+from garra.snapshot import EngineStatus
+from garra.spec import Phase, Profile
 from garra.tally import Tally
 from garra.traffic import Usage
 from tests.fakes import profiles

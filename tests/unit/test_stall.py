@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from garra.spec import SlotState
+from garra.snapshot import SlotState
 from garra.supervisor.stall import BATCHES, StallWatch
 
 STALL_S = 10.0

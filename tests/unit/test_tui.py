@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from garra.downloads import DownloadState, DownloadStatus
-from garra.snapshot import Device, ProfileReport, Recent, Snapshot
-from garra.spec import Cause, EngineStatus, Phase, SlotState
+from garra.snapshot import Device, EngineStatus, ProfileReport, Recent, SlotState, Snapshot
+from garra.spec import Cause, Phase
 from garra.traffic import Outcome
 from garra.tui.bits import duration, milliseconds, slots, sparkline, stacked
 from garra.tui.keys import typed
