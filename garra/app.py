@@ -24,6 +24,7 @@ from garra.errors import ConfigError, Taken
 from garra.events import Fact
 from garra.feed import Feed
 from garra.overview import Overview
+from garra.prompts.keeper import Keeper
 from garra.proxy.control import ControlServer
 from garra.proxy.guard import is_loopback
 from garra.proxy.server import ProxyServer
@@ -109,6 +110,17 @@ async def _serve(
     shop = Workshop(config)
     pool = UpstreamPool()
     clock, feed, http = LoopClock(), Feed(), HttpEngine()
+    settings = config.settings
+    keeper = Keeper(
+        shop.prompts,
+        http=http,
+        clock=clock,
+        identity=shop.identity,
+        tell=lambda profile, news: feed.tell(Fact("prompts", profile, news)),
+        budget_mib=settings.prompt_store_mib,
+        save_budget_ms=settings.save_budget_ms,
+    )
+    keeper.wipe(config.profiles)
     fleet = EngineFleet(
         config.profiles,
         shop.policy(),
@@ -118,6 +130,7 @@ async def _serve(
         http=http,
         connections=pool,
         memory=HostMemory(),
+        prompts=keeper,
         clock=clock,
         tell=feed.tell,
     )
@@ -139,6 +152,7 @@ async def _serve(
 
     def apply(after: Config) -> None:
         shop.configure(after)
+        keeper.configure(after.settings.prompt_store_mib, after.settings.save_budget_ms)
         fleet.configure(after.profiles, shop.policy(fleet.pids()))
         proxy.configure(after)
         controller.configure(after)
@@ -185,9 +199,12 @@ async def _serve(
         finally:
             herald.stopping()
             log.info("shutting down; Ctrl-C stops at once")
+            keeper.closing = True
             await _first_of(fleet.close(), hurry.wait())
             pool.close_all()
             await jobs.close()
+            await keeper.close()
+            keeper.wipe({profile.name: profile for profile in fleet.profiles()})
             shop.close()
     paths.control_socket(runtime).unlink(missing_ok=True)
 

@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     vram_margin_mib: int = Field(384, ge=0)
     """Left free on every GPU."""
     ram_margin_mib: int = Field(1024, ge=0)
+    prompt_store_mib: int = Field(4096, ge=0)
+    """Disk that prompts of engines which left may take."""
+    prompt_dir: Path | None = None
+    """Where they are kept; /dev/shm/NAME keeps them in memory. Unset: garra's cache folder."""
+    save_budget_ms: int = Field(1000, ge=0)
+    """A swap waits no longer than that for them to be written."""
     swap_order: Literal["fair", "fifo"] = "fair"
     """fifo: models follow each other strictly in the order of arrival, for comparison."""
     keyless_priority: PriorityName = "normal"

@@ -14,6 +14,7 @@ from garra.apis.edits import merged
 from garra.dialogue import NO_EDITS, Edits, Kind, Mends, OnOffAuto, Pooling, Sampling, Server
 from garra.engine import argv
 from garra.errors import ConfigError
+from garra.prompts.words import Persist
 from garra.registry.source import SERVER_PREFIX, parse_source
 from garra.traffic import ClientKey, Priority
 
@@ -91,6 +92,7 @@ class ProfileTable(BaseModel, extra="forbid"):
     url: str | None = Field(None, pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$")
     remote_model: str | None = None
     key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    persist_prompts: Persist = "swap"
     fallback: list[str] = []
     description: str = ""
     kind: Kind = "chat"

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from garra.bill import Claim, Need, Place
 from garra.dialogue import Kind, Traits
 from garra.downloads import DownloadStatus
+from garra.prompts.words import Moved
 from garra.snapshot import EngineStatus, SlotState
 from garra.spec import EngineExit, EngineProps, LaunchPlan, Profile
 from garra.tally import Tally
@@ -108,6 +109,14 @@ class EngineHttp(Protocol):
         """
         ...
 
+    async def save_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        """Write what a slot holds to a file of that name in the engine's folder. Raises EngineDown."""
+        ...
+
+    async def restore_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        """The other way round. Raises EngineDown."""
+        ...
+
     async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
         """What every slot does; None when the engine does not say so in time."""
         ...
@@ -120,6 +129,26 @@ class Connections(Protocol):
 
     def activity(self, socket: Path) -> int:
         """A number that grows with every piece of an answer that came from this engine."""
+        ...
+
+
+class Prompts(Protocol):
+    """What slots hold, over the absence of their engine. Nothing here raises: what fails costs a prefill."""
+
+    async def keep(self, plan: LaunchPlan, socket: Path) -> None:
+        """Save what is worth it, within the time there is for that: the engine is about to be stopped."""
+        ...
+
+    async def bring_back(self, plan: LaunchPlan, socket: Path, slots: int) -> None:
+        """Restore what was kept: the engine is up, and nobody has asked it yet."""
+        ...
+
+    def note(self, profile: str, chain: tuple[int, ...], usage: Usage) -> None:
+        """A whole answer: what a slot holds now, and whether what was restored was found."""
+        ...
+
+    def said(self, profile: str) -> str:
+        """Why nothing is kept for this profile, where that was not asked for; else empty."""
         ...
 
 

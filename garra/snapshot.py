@@ -44,6 +44,8 @@ class EngineStatus:
     """Stamp of the build it runs on."""
     planned_mib: Claim = field(default_factory=dict)
     """What it was planned to take, by device."""
+    prompts: str = ""
+    """Why prompts are not kept over a swap, where that was not asked for."""
     drafting: str = ""
     """Whether speculation pays, where the profile has any, in words."""
     warnings: tuple[str, ...] = field(default=())
@@ -58,6 +60,8 @@ class SlotState:
     n_prompt_tokens: int
     """Prompt tokens processed so far."""
     n_decoded: int
+    n_held: int = 0
+    """Tokens of prompt and answer it holds, also while it is free."""
 
 
 @dataclass(frozen=True, slots=True)

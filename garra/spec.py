@@ -11,6 +11,7 @@ from typing import Any, Literal
 from garra import dialogue
 from garra.bill import Bill, Claim
 from garra.dialogue import OnOffAuto, Sampling
+from garra.prompts.words import Persist
 
 MIB = 1024 * 1024
 
@@ -133,6 +134,8 @@ class Profile:
     sampling: Sampling = dialogue.NO_SAMPLING
     server: dialogue.Server | None = None
     """Who answers, where it is not an engine of ours."""
+    persist_prompts: Persist = "swap"
+    """What becomes of the slots' contents when the engine leaves."""
     fallback: tuple[str, ...] = ()
     """Profiles that answer while this one is down or its queue full."""
     aliases: tuple[str, ...] = ()

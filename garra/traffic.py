@@ -49,6 +49,8 @@ class Wish(NamedTuple):
     """Identity of the request's content, given while something is under suspicion."""
     keep_s: float | None = None
     """How long the model should stay when nobody uses it, as far as its profile allows; negative: for ever."""
+    chain: tuple[int, ...] = ()
+    """What it has in common with other requests (`prompts/chain.py`); empty: short, or nobody wants to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Usage(NamedTuple):
     """Prompt tokens that were there already."""
     n_drafted: int = 0
     n_accepted: int = 0
+    slot: int | None = None
+    """Which one answered, where the engine told."""
 
     @property
     def tokens(self) -> float:

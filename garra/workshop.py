@@ -14,6 +14,9 @@ from garra.config import Config
 from garra.engine import store as engines
 from garra.engine.argv import server_argv
 from garra.planner.room import Margins, Room
+from garra.prompts.fingerprint import fingerprint
+from garra.prompts.keeper import kept_for
+from garra.prompts.store import PromptStore
 from garra.registry.catalog import Catalog
 from garra.spec import EngineBuild, LaunchPlan, Policy
 from garra.supervisor import memory
@@ -27,6 +30,7 @@ class Workshop:
         self.build: EngineBuild = engines.current()
         self._store = store.Store(paths.state_db())
         self.catalog = Catalog(self._store)
+        self.prompts = PromptStore(config.settings.prompt_dir or paths.cache_dir() / "prompts")
         self._ours: Callable[[], Sequence[int]] = lambda: ()
         self._planner = planning.Planner(
             lambda: self.build,
@@ -73,7 +77,16 @@ class Workshop:
         return self._planner.room_now()
 
     def argv(self, plan: LaunchPlan, address: Path) -> list[str]:
-        return server_argv(self.build.tool("llama-server"), plan, address)
+        keeps = plan.profile.persist_prompts != "off" and kept_for(plan.profile)
+        folder = self.prompts.folder(plan.profile.name) if keeps else None
+        return server_argv(self.build.tool("llama-server"), plan, address, folder)
+
+    def identity(self, plan: LaunchPlan) -> str:
+        """Of all that must be equal for an engine to take back what another one's slots held."""
+        seen = plan.model_path.stat()
+        model = plan.profile.sha256 or f"{plan.model_path} {seen.st_size} {seen.st_mtime_ns}"
+        argv = server_argv(self.build.tool("llama-server"), plan, Path("-"))
+        return fingerprint(argv, model, plan.engine or self.build.stamp)
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
         return planning.environment(self.build, plan.gpu)

@@ -13,8 +13,10 @@ from garra import config
 from garra.bill import HOST, Claim, Need, Place
 from garra.dialogue import Kind
 from garra.errors import EngineDown
+from garra.prompts.words import Moved
 from garra.snapshot import SlotState
 from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile
+from garra.traffic import Usage
 
 
 @dataclass
@@ -124,6 +126,12 @@ class FakeEngines:
     async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
         return self.slots_said
 
+    async def save_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        raise EngineDown("it saves nothing")
+
+    async def restore_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        raise EngineDown("it restores nothing")
+
     def activity(self, socket: Path) -> int:
         return self.pieces
 
@@ -138,6 +146,22 @@ class FakeEngines:
 
     def alive(self) -> list[str]:
         return [process.plan.profile.name for process in self.spawned if not process._end.done()]
+
+
+class NoPrompts:
+    """Nothing is kept."""
+
+    async def keep(self, plan: LaunchPlan, socket: Path) -> None:
+        pass
+
+    async def bring_back(self, plan: LaunchPlan, socket: Path, slots: int) -> None:
+        pass
+
+    def note(self, profile: str, chain: tuple[int, ...], usage: Usage) -> None:
+        pass
+
+    def said(self, profile: str) -> str:
+        return ""
 
 
 def profiles(*names: str, **changes: object) -> dict[str, Profile]:

@@ -12,7 +12,7 @@ from garra.ports import Lease
 from garra.spec import Policy
 from garra.supervisor.fleet import EngineFleet
 from garra.traffic import Outcome, Wish
-from tests.fakes import FakeClock, FakeEngines, FakePlans, profiles
+from tests.fakes import FakeClock, FakeEngines, FakePlans, NoPrompts, profiles
 
 
 class Stage:
@@ -69,6 +69,7 @@ async def stage(*names: str, present: bool = True, budget_mib: int = 1000, **cha
         http=engines,
         connections=engines,
         memory=engines,
+        prompts=NoPrompts(),
         clock=clock,
     )
     async with fleet:

@@ -12,7 +12,7 @@ from garra.traffic import Usage
 
 _TIMINGS = re.compile(
     rb'(?:"cache_n":(\d+),)?"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)(?:,"predicted_ms":([0-9.]+))?'
-    rb'(?:[^}]*"draft_n":(\d+),"draft_n_accepted":(\d+))?',
+    rb'(?:[^}]*?"id_slot":(\d+))?(?:[^}]*"draft_n":(\d+),"draft_n_accepted":(\d+))?',
     re.DOTALL,
 )
 _USAGES = (
@@ -40,9 +40,16 @@ def usage_of(tail: bytes) -> Usage | None:
     """What an answer took: the engine's timings, else the API's usage; None without both."""
     at = tail.rfind(b'"timings":')
     if at >= 0 and (found := _TIMINGS.search(tail, at)) is not None:
-        cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = found.groups(b"0")
+        cached, prompt, prompt_ms, decoded, decode_ms, slot, drafted, accepted = found.groups(b"0")
         return Usage(
-            int(prompt), int(decoded), float(prompt_ms), float(decode_ms), int(cached), int(drafted), int(accepted)
+            int(prompt),
+            int(decoded),
+            float(prompt_ms),
+            float(decode_ms),
+            int(cached),
+            int(drafted),
+            int(accepted),
+            int(slot) if found[6] is not None else None,
         )
     for pattern in _USAGES:
         if (found := pattern.search(tail)) is not None:

@@ -36,8 +36,11 @@ _OWNED = frozenset(
 )
 
 
-def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
-    """The full command line of one engine. The same plan and socket always give the same list."""
+def server_argv(program: Path, plan: LaunchPlan, socket: Path, prompts: Path | None = None) -> list[str]:
+    """The full command line of one engine. The same plan and socket always give the same list.
+
+    `prompts`: the folder it may save its slots to.
+    """
     profile = plan.profile
     words: list[str] = [str(program)]
     words += ["--model", str(plan.model_path), "--alias", profile.name, "--host", str(socket), "--offline"]
@@ -60,6 +63,8 @@ def server_argv(program: Path, plan: LaunchPlan, socket: Path) -> list[str]:
     elif plan.projector is not None:
         words += ["--mmproj", str(plan.projector)]
     words += ["--slots", "--metrics", "--no-ui", "--log-colors", "off"]
+    if prompts is not None:
+        words += ["--slot-save-path", str(prompts)]
     return [*words, *profile.extra_args]
 
 
@@ -179,7 +184,8 @@ def needed_flags() -> list[str]:
         "--model --alias --host --offline -c -np -b -ub -t -tb --fit -ngl --device --n-cpu-moe -fa --cache-type-k "
         "--cache-type-v --cont-batching --cache-ram --ctx-checkpoints --kv-unified --no-kv-unified --spec-type "
         "--spec-draft-n-max -md -ngld --jinja --reasoning --temp --top-p --top-k --min-p --presence-penalty "
-        "--embeddings --reranking --pooling --repeat-penalty -n --no-mmproj --slots --metrics --no-ui --log-colors"
+        "--embeddings --reranking --pooling --repeat-penalty -n --no-mmproj --slots --slot-save-path --metrics "
+        "--no-ui --log-colors"
     ).split()
 
 

@@ -6,6 +6,7 @@ A connection per call: the engine keeps a thread for every idle one, and ignores
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 
 from garra.dialogue import Kind
 from garra.errors import EngineDown
+from garra.prompts.words import Moved
 from garra.registry.template import traits_of
 from garra.snapshot import SlotState
 from garra.spec import EngineProps
@@ -23,6 +25,7 @@ from garra.spec import EngineProps
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=2)
 _PROPS_LIMIT = aiohttp.ClientTimeout(total=30)
 _SLOTS_LIMIT = aiohttp.ClientTimeout(total=4)  # answers within milliseconds, even in the middle of a batch
+_MOVE_LIMIT = aiohttp.ClientTimeout(total=60)  # gigabytes on a slow disk; whoever asks has a limit of their own
 _WARM_UP_LIMIT = aiohttp.ClientTimeout(total=300)  # the first token of a big model on a slow disk
 _WARM_UPS: Mapping[Kind, tuple[str, dict[str, Any]]] = {
     "chat": ("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}),
@@ -60,12 +63,20 @@ class _Completion(msgspec.Struct):
     timings: _Timings = msgspec.field(default_factory=_Timings)
 
 
+class _SlotMoved(msgspec.Struct):
+    n_saved: int = 0
+    n_written: int = 0
+    n_restored: int = 0
+    n_read: int = 0
+
+
 class _NextToken(msgspec.Struct):
     n_decoded: int = 0
 
 
 class _Slot(msgspec.Struct):
     is_processing: bool
+    n_prompt_tokens: int = 0
     id_task: int = -1
     n_prompt_tokens_processed: int = 0
     next_token: list[_NextToken] = []
@@ -114,6 +125,28 @@ class HttpEngine:
             return 0.0
         return timings.prompt_ms / 1e3 / max(1, timings.prompt_n)
 
+    async def save_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        return await self._move_slot(socket, slot, "save", name)
+
+    async def restore_slot(self, socket: Path, slot: int, name: str) -> Moved:
+        return await self._move_slot(socket, slot, "restore", name)
+
+    async def _move_slot(self, socket: Path, slot: int, action: str, name: str) -> Moved:
+        began = time.monotonic()
+        try:
+            async with (
+                _session(socket, _MOVE_LIMIT) as session,
+                session.post(f"/slots/{slot}?action={action}", json={"filename": name}) as reply,
+            ):
+                said = await reply.read()
+                if reply.status != 200:
+                    raise EngineDown(f"slot {slot} {action}: {said[:200].decode('utf-8', 'replace')}")
+                told = msgspec.json.decode(said, type=_SlotMoved)
+        except (*_BROKEN, msgspec.DecodeError) as error:
+            raise EngineDown(f"slot {slot} {action}: {error or type(error).__name__}") from None
+        ms = (time.monotonic() - began) * 1e3
+        return Moved(told.n_saved or told.n_restored, told.n_written or told.n_read, ms)
+
     async def slots(self, socket: Path) -> tuple[SlotState, ...] | None:
         """All slots, or None when no sensible answer came in time."""
         try:
@@ -127,6 +160,7 @@ class HttpEngine:
                 task=slot.id_task,
                 n_prompt_tokens=slot.n_prompt_tokens_processed,
                 n_decoded=sum(token.n_decoded for token in slot.next_token),
+                n_held=slot.n_prompt_tokens,
             )
             for slot in told
         )

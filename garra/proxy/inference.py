@@ -15,6 +15,7 @@ from garra.apis.routes import Api, Route
 from garra.config import Config
 from garra.errors import BadModel, BadRequest, EngineDied, EngineDown, GarraError, ModelNotPresent, TooLarge
 from garra.ports import Fleet, Lease
+from garra.prompts.chain import PIECE_BYTES, chain_of
 from garra.proxy.access import Access, may_use
 from garra.proxy.answers import JSON
 from garra.proxy.call import Call, Told
@@ -187,6 +188,8 @@ class Inference:
             wish = wish._replace(fingerprint=fingerprint(route.path, body))
         if asked.keep_s is not None:
             wish = wish._replace(keep_s=asked.keep_s)
+        if len(body) >= PIECE_BYTES and profile.persist_prompts != "off":
+            wish = wish._replace(chain=chain_of(body))
         session = None
         if route.answers and profile.mends.sessions:
             session = session_of(request.headers, asked.head, wish.client)

@@ -16,7 +16,7 @@ from pathlib import Path
 from garra.bill import spot
 from garra.errors import GarraError, ModelNotPresent, Taken
 from garra.events import Fact
-from garra.ports import Clock, Connections, EngineHttp, Memory, Plans, Spawner, Timer
+from garra.ports import Clock, Connections, EngineHttp, Memory, Plans, Prompts, Spawner, Timer
 from garra.snapshot import EngineStatus
 from garra.spec import Cause, LaunchPlan, Phase, Policy, Profile
 from garra.supervisor import happenings as do
@@ -47,6 +47,7 @@ class EngineFleet:
         http: EngineHttp,
         connections: Connections,
         memory: Memory,
+        prompts: Prompts,
         clock: Clock,
         tell: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
@@ -56,6 +57,7 @@ class EngineFleet:
         self._spawner = spawner
         self._http = http
         self._connections = connections
+        self._prompts = prompts
         self._clock = clock
         self.now = clock.now
         self._tell = tell
@@ -131,7 +133,7 @@ class EngineFleet:
     def status(self, profile: str) -> EngineStatus:
         model = self._state.models[profile]
         shown = model.onto(self._runners[profile].status(), self.now())
-        return replace(shown, drafting=self._drafters.said(profile))
+        return replace(shown, drafting=self._drafters.said(profile), prompts=self._prompts.said(profile))
 
     def configure(self, profiles: Mapping[str, Profile], policy: Policy) -> None:
         """These are the profiles from now on; engines whose profile did not change are not touched."""
@@ -188,6 +190,7 @@ class EngineFleet:
         lease.teach(self._state.models[name].tally, self._chores.watches.get(name), now)
         if usage is not None:
             self._drafters.learn(name, usage, drafted=lease.drafts)
+            self._prompts.note(name, ticket.wish.chain, usage)
         event = do.Ended(ticket, outcome, now, usage.tokens if usage is not None else None, lease.blamed)
         if self._deciding or not end_at_once(self._state, event):
             self.post(event)
@@ -290,6 +293,7 @@ class EngineFleet:
             spawner=self._spawner,
             http=self._http,
             connections=self._connections,
+            prompts=self._prompts,
             clock=self._clock,
             on_change=partial(self._changed, profile.name),
             on_plan=partial(self._planned, profile.name),

@@ -127,6 +127,11 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Save what its slots hold, as far as that is worth it and there is time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """Close every connection to the engine: while one is open it ignores SIGTERM."""
 
@@ -147,7 +152,7 @@ class Arm:
     epoch: int
 
 
-Effect = Spawn | Probe | Verify | Disconnect | Signal | Arm
+Effect = Spawn | Probe | Verify | Keep | Disconnect | Signal | Arm
 Step = tuple["Machine", tuple[Effect, ...]]
 
 
@@ -233,9 +238,9 @@ def step(m: Machine, event: Event) -> Step:
         case Phase.LOADING, Unwanted(cause):
             return _stop(m, event, cause)
         case Phase.DRAINING, Drained():
-            return _stop(m, event, m.cause or Cause.REQUESTED)
+            return _leave(m, event)
         case Phase.DRAINING, Elapsed(Timer.DRAIN, epoch) if epoch == m.epoch:
-            return _stop(m, event, m.cause or Cause.REQUESTED)
+            return _leave(m, event)
         case Phase.READY, Broken(cause, detail):
             return _kill(m, event, cause, detail)
         case Phase.DRAINING, Broken():
@@ -282,6 +287,12 @@ def _kill(m: Machine, event: Event, cause: Cause, detail: str = "") -> Step:
     """No politeness for an engine that hears nothing."""
     n = m.to(Phase.STOPPING, event, cause, detail)
     return n, (Disconnect(), Signal(signal.SIGKILL))
+
+
+def _leave(m: Machine, event: Event) -> Step:
+    """It served until now: what it holds may be of use to the next one."""
+    n, effects = _stop(m, event, m.cause or Cause.REQUESTED)
+    return n, (Keep(), *effects)
 
 
 def _stop(m: Machine, event: Event, cause: Cause, detail: str = "") -> Step:

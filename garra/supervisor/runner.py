@@ -19,7 +19,7 @@ from typing import Any
 from garra.bill import Place, spot
 from garra.dialogue import UNKNOWN_TRAITS
 from garra.errors import GarraError
-from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Spawner
+from garra.ports import Clock, Connections, EngineHttp, EngineProcess, Plans, Prompts, Spawner
 from garra.ports import Timer as TimerHandle
 from garra.snapshot import EngineStatus
 from garra.spec import MIB, Cause, EngineExit, EngineProps, LaunchPlan, Phase, Profile
@@ -47,6 +47,7 @@ class Runner:
         spawner: Spawner,
         http: EngineHttp,
         connections: Connections,
+        prompts: Prompts,
         clock: Clock,
         on_change: Callable[[], None],
         on_plan: Callable[[LaunchPlan], None] = lambda plan: None,
@@ -59,6 +60,7 @@ class Runner:
         self._spawner = spawner
         self._http = http
         self._connections = connections
+        self._prompts = prompts
         self._clock = clock
         self._on_change = on_change
         self._machine = Machine(limits=_limits(profile, drain_s))
@@ -157,6 +159,8 @@ class Runner:
                 self._ask(tasks, self._probe(self._process), "probe")
             case life.Verify() if self._process is not None:
                 self._ask(tasks, self._verify(self._process), "verify")
+            case life.Keep() if self._process is not None and self._plan is not None:
+                await self._prompts.keep(self._plan, self._process.socket)
             case life.Disconnect():
                 for task in self._asking:
                     task.cancel()
@@ -236,6 +240,7 @@ class Runner:
                 self.post(life.Rejected(f"planned {plan.model_path}, the engine has {props.model_path}"))
                 return
             self.prompt_s_per_token = await self._http.warm_up(process.socket, plan.profile.kind)
+            await self._prompts.bring_back(plan, process.socket, props.slots)
         except GarraError as error:
             self.post(life.Rejected(error.what))
             return

@@ -22,6 +22,7 @@ from garra.supervisor.machine import (
     Exited,
     Healthy,
     IllegalEvent,
+    Keep,
     Machine,
     Probe,
     Progressed,
@@ -136,7 +137,7 @@ def test_a_stop_closes_connections_before_it_signals() -> None:
     m, _ = step(Machine(phase=Phase.READY), Unwanted(Cause.IDLE))
     assert m.phase is Phase.DRAINING
     m, effects = step(m, Drained())
-    assert effects[:2] == (Disconnect(), Signal(signal.SIGTERM))
+    assert effects[:3] == (Keep(), Disconnect(), Signal(signal.SIGTERM)), "what it holds is saved while it still hears"
     m, effects = step(m, Elapsed(Timer.GRACE, m.epoch))
     assert effects == (Signal(signal.SIGKILL),)
     m, effects = step(m, gone())

@@ -1,0 +1,1 @@
+"""What slots hold, kept while their engine is away."""
