@@ -25,6 +25,7 @@ from garra.events import Fact
 from garra.feed import Feed
 from garra.overview import Overview
 from garra.prompts.keeper import Keeper
+from garra.prompts.warm import Warmer
 from garra.proxy.control import ControlServer
 from garra.proxy.guard import is_loopback
 from garra.proxy.server import ProxyServer
@@ -165,6 +166,7 @@ async def _serve(
         config,
         fleet,
         overview=overview,
+        warmer=Warmer(fleet, shop.prompts, http, lambda name: keeper.book(name).fingerprint),
         key=proxy.own_key,
         models=proxy.registry,
         follow=feed.follow,

@@ -12,7 +12,7 @@ from garra.downloads import DownloadStatus
 from garra.prompts.words import Moved
 from garra.snapshot import EngineStatus, SlotState
 from garra.spec import EngineExit, EngineProps, LaunchPlan, Profile
-from garra.tally import Tally
+from garra.tally import PromptTally, Tally
 from garra.traffic import Outcome, Usage, Waited, WaitNews, Wish
 
 
@@ -147,6 +147,8 @@ class Prompts(Protocol):
         """A whole answer: what a slot holds now, and whether what was restored was found."""
         ...
 
+    def tally(self, profile: str) -> PromptTally: ...
+
     def said(self, profile: str) -> str:
         """Why nothing is kept for this profile, where that was not asked for; else empty."""
         ...
@@ -262,6 +264,8 @@ class Fleet(Protocol):
         ...
 
     def tally(self, profile: str) -> Tally: ...
+
+    def prompts(self, profile: str) -> PromptTally: ...
 
     def profiles(self) -> Sequence[Profile]: ...
 

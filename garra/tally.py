@@ -47,6 +47,23 @@ class Past(NamedTuple):
 
 
 @dataclass(slots=True)
+class PromptTally:
+    """What was done with one profile's prompts while its engine was away, since garra started."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    """`saved`, `restored`; `verified`: found by an answer; `missed`: computed again; `failed`."""
+    n_bytes: int = 0
+    """Written."""
+    n_tokens: int = 0
+    """Of prefill avoided."""
+    save_s: float = 0.0
+    restore_s: float = 0.0
+
+
+PROMPT_EVENTS = ("saved", "restored", "verified", "missed", "failed")
+
+
+@dataclass(slots=True)
 class Tally:
     """Counters of one profile since garra started."""
 

@@ -16,6 +16,7 @@ from garra.errors import EngineDown
 from garra.prompts.words import Moved
 from garra.snapshot import SlotState
 from garra.spec import Cause, EngineExit, EngineProps, LaunchPlan, Profile
+from garra.tally import PromptTally
 from garra.traffic import Usage
 
 
@@ -159,6 +160,9 @@ class NoPrompts:
 
     def note(self, profile: str, chain: tuple[int, ...], usage: Usage) -> None:
         pass
+
+    def tally(self, profile: str) -> PromptTally:
+        return PromptTally()
 
     def said(self, profile: str) -> str:
         return ""

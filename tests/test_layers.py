@@ -31,6 +31,7 @@ LEVELS = {
     "prompts.worth": PURE,
     "prompts.store": EDGE,
     "prompts.keeper": DRIVER,
+    "prompts.warm": DRIVER,
     "tui.keys": PURE,
     "tui.pace": PURE,
     "tui.bits": EDGE,

@@ -98,6 +98,11 @@ class Control:
         """Opens the listener to this command, whatever keys there are."""
         return str(self._call("POST", "/garra/v1/key")["key"])
 
+    def warm(self, name: str, label: str, messages: list[Any], tools: list[Any]) -> Report:
+        """What was kept."""
+        body = {"label": label, "messages": messages, "tools": tools}
+        return Control(patient=True)._call("POST", f"/garra/v1/profiles/{name}/warm", body)
+
     def reload(self) -> Report:
         """What changed."""
         return self._call("POST", "/garra/v1/reload")

@@ -16,6 +16,7 @@ from garra.cli import (
     batch,
     bench,
     bundle,
+    cache,
     chat,
     config,
     connect,
@@ -63,6 +64,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(engine.app, name="engine")
 app.add_typer(models.app, name="models")
 app.add_typer(bundle.app, name="bundle")
+app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(service.app, name="service")

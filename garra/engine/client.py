@@ -21,6 +21,7 @@ from garra.prompts.words import Moved
 from garra.registry.template import traits_of
 from garra.snapshot import SlotState
 from garra.spec import EngineProps
+from garra.traffic import Usage
 
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=2)
 _PROPS_LIMIT = aiohttp.ClientTimeout(total=30)
@@ -55,12 +56,14 @@ class _Props(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
+    cache_n: int = 0
     prompt_n: int = 1
     prompt_ms: float = 0.0
 
 
 class _Completion(msgspec.Struct):
     timings: _Timings = msgspec.field(default_factory=_Timings)
+    id_slot: int | None = None
 
 
 class _SlotMoved(msgspec.Struct):
@@ -124,6 +127,27 @@ class HttpEngine:
         except msgspec.DecodeError:
             return 0.0
         return timings.prompt_ms / 1e3 / max(1, timings.prompt_n)
+
+    async def render(self, socket: Path, conversation: dict[str, Any]) -> str:
+        """A conversation as the model's template writes it. Raises EngineDown."""
+        return str(msgspec.json.decode(await self._post(socket, "/apply-template", conversation))["prompt"])
+
+    async def prefill(self, socket: Path, prompt: str) -> Usage:
+        """Compute a prompt and nothing after it. Raises EngineDown."""
+        said = await self._post(socket, "/completion", {"prompt": prompt, "n_predict": 0, "cache_prompt": True})
+        told = msgspec.json.decode(said, type=_Completion)
+        timings = told.timings
+        return Usage(timings.prompt_n, 0, timings.prompt_ms, n_cached=timings.cache_n, slot=told.id_slot)
+
+    async def _post(self, socket: Path, path: str, body: dict[str, Any]) -> bytes:
+        try:
+            async with _session(socket, _WARM_UP_LIMIT) as session, session.post(path, json=body) as reply:
+                said = await reply.read()
+        except _BROKEN as error:
+            raise EngineDown(f"the engine does not answer {path}: {error}") from None
+        if reply.status != 200:
+            raise EngineDown(f"the engine answers {path} with {reply.status}: {said[:200].decode('utf-8', 'replace')}")
+        return said
 
     async def save_slot(self, socket: Path, slot: int, name: str) -> Moved:
         return await self._move_slot(socket, slot, "save", name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from garra.prompts.chain import expected_tokens
 from garra.prompts.words import NOTHING_MEASURED, Chain, Costs, Held, Kept, Moved
+from garra.tally import PromptTally
 from garra.traffic import Usage
 
 _LEARN = 0.3
@@ -22,17 +22,15 @@ _FOUND = 0.5
 class Book:
     """One writer: the keeper."""
 
+    fingerprint: str = ""
+    """Of the engine that is up, or was the last."""
     held: dict[int, Held] = field(default_factory=dict)
     costs: Costs = NOTHING_MEASURED
     unproved: dict[int, Kept] = field(default_factory=dict)
     """What was restored, by slot, and that no answer has confirmed yet."""
     off: str = ""
     """Why nothing is kept any more, until something changes."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """`saved`, `restored`, `verified`, `missed`, `failed`; `bytes` on disk written; `tokens` of prefill avoided."""
-    save_s: float = 0.0
-    """Spent, all saves together."""
-    restore_s: float = 0.0
+    tally: PromptTally = field(default_factory=PromptTally)
 
     def started_anew(self) -> None:
         """An engine without anything in its slots."""
@@ -56,8 +54,8 @@ class Book:
         expected = expected_tokens(kept.chain, kept.n_tokens, chain)
         if expected >= _TELLING_SHARE and usage.n_cached >= expected * _FOUND:
             del self.unproved[slot]
-            self.counts["verified"] += 1
-            self.counts["tokens"] += usage.n_cached
+            self.tally.events["verified"] += 1
+            self.tally.n_tokens += usage.n_cached
             return ""
         if usage.slot not in self.unproved:
             return ""
@@ -65,14 +63,14 @@ class Book:
         del self.unproved[usage.slot]  # another request has taken its place
         if not missed:
             return ""
-        self.counts["missed"] += 1
+        self.tally.events["missed"] += 1
         return f"a restored prompt was computed again: {usage.n_cached} of {expected} tokens were found"
 
     def saved(self, moved: Moved) -> None:
         """Learn what a save took."""
-        self.counts["saved"] += 1
-        self.counts["bytes"] += moved.n_bytes
-        self.save_s += moved.ms / 1e3
+        self.tally.events["saved"] += 1
+        self.tally.n_bytes += moved.n_bytes
+        self.tally.save_s += moved.ms / 1e3
         if moved.n_tokens and moved.n_bytes:
             self.costs = replace(
                 self.costs,
@@ -82,8 +80,8 @@ class Book:
 
     def restored(self, slot: int, kept: Kept, seconds: float) -> None:
         """It is in the slot again, and must prove that it is of use."""
-        self.counts["restored"] += 1
-        self.restore_s += seconds
+        self.tally.events["restored"] += 1
+        self.tally.restore_s += seconds
         self.costs = replace(self.costs, restore_s=_learned(self.costs.restore_s, seconds / max(1, kept.n_bytes)))
         self.held[slot] = Held(slot, kept.n_tokens, kept.chain)
         if kept.chain:

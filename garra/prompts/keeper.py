@@ -18,6 +18,7 @@ from garra.prompts.store import PromptStore
 from garra.prompts.words import Held, Kept
 from garra.prompts.worth import gain_s, to_discard, to_restore, to_save
 from garra.spec import MIB, LaunchPlan, Profile
+from garra.tally import PromptTally
 from garra.traffic import Usage
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,9 @@ class Keeper:
     def said(self, profile: str) -> str:
         return self.book(profile).off
 
+    def tally(self, profile: str) -> PromptTally:
+        return self.book(profile).tally
+
     def note(self, profile: str, chain: tuple[int, ...], usage: Usage) -> None:
         book = self.book(profile)
         if problem := book.note(chain, usage):
@@ -82,19 +86,19 @@ class Keeper:
             return
         try:
             async with asyncio.timeout(self._save_s):
-                await self._save_all(profile.name, book, self._identity(plan), socket)
+                await self._save_all(profile.name, book, socket)
         except TimeoutError:
-            book.counts["failed"] += 1
+            book.tally.events["failed"] += 1
             log.warning("%s: saving its prompts took longer than %.1f s", profile.name, self._save_s)
         except (EngineDown, OSError) as error:
-            book.counts["failed"] += 1
+            book.tally.events["failed"] += 1
             log.warning("%s: its prompts are not saved: %s", profile.name, error)
 
-    async def _save_all(self, name: str, book: Book, fingerprint: str, socket: Path) -> None:
+    async def _save_all(self, name: str, book: Book, socket: Path) -> None:
         free = [slot for slot in enumerate(await self._http.slots(socket) or ()) if not slot[1].busy and slot[1].n_held]
         held = [_known(book.held.get(n), n, state.n_held) for n, state in free]
         there = await asyncio.to_thread(self.store.kept)
-        mine = [one for one in there if one.profile == name and one.fingerprint == fingerprint]
+        mine = [one for one in there if one.profile == name and one.fingerprint == book.fingerprint]
         for one in to_save(held, book.costs, self._save_s):
             if any(_same(one, kept) for kept in mine):
                 continue  # as it was restored: the file is still there
@@ -106,13 +110,11 @@ class Keeper:
             for kept in gone:
                 self.store.remove(kept)
                 there.remove(kept)
-            await self._save(name, book, fingerprint, socket, one, mine)
+            await self._save(name, book, socket, one, mine)
 
-    async def _save(
-        self, name: str, book: Book, fingerprint: str, socket: Path, one: Held, before: Collection[Kept]
-    ) -> None:
+    async def _save(self, name: str, book: Book, socket: Path, one: Held, before: Collection[Kept]) -> None:
         self.store.folder(name)
-        file = self.store.fresh_name()
+        file, fingerprint = self.store.fresh_name(), book.fingerprint
         moved = await self._http.save_slot(socket, one.slot, file)
         book.saved(moved)
         worth_s = max(0.0, gain_s(moved.n_tokens, book.costs))
@@ -136,27 +138,28 @@ class Keeper:
         profile = plan.profile
         book = self.book(profile.name)
         book.started_anew()
+        book.fingerprint = self._identity(plan)
         if profile.persist_prompts == "off" or not kept_for(profile):
             return
         try:
             async with asyncio.timeout(_RESTORE_LIMIT_S):
-                await self._restore_all(profile, book, self._identity(plan), socket, slots)
+                await self._restore_all(profile, book, socket, slots)
         except (TimeoutError, EngineDown, OSError) as error:
-            book.counts["failed"] += 1
+            book.tally.events["failed"] += 1
             log.warning("%s: its prompts are not restored: %s", profile.name, error or type(error).__name__)
 
-    async def _restore_all(self, profile: Profile, book: Book, fingerprint: str, socket: Path, slots: int) -> None:
+    async def _restore_all(self, profile: Profile, book: Book, socket: Path, slots: int) -> None:
         name = profile.name
         if (writing := self._writing.get(name)) is not None:
             await asyncio.shield(writing)
-        kept = await asyncio.to_thread(self._fitting, name, fingerprint)
+        kept = await asyncio.to_thread(self._fitting, name, book.fingerprint)
         if book.off:
             return
         worth = [one for one in kept if one.pinned or not book.costs.prefill_s or gain_s(one.n_tokens, book.costs) > 0]
         for slot, one in enumerate(to_restore(worth, slots)):
             began = self._clock.now()
             if not await asyncio.to_thread(self.store.holds, one):
-                book.counts["failed"] += 1
+                book.tally.events["failed"] += 1
                 self.store.remove(one)
                 log.warning("%s: %s is damaged: computed again instead", name, one.name)
                 continue
@@ -166,7 +169,7 @@ class Keeper:
                 self.store.remove(one)  # whatever it was: not a second time
                 raise
             if moved.n_tokens != one.n_tokens:
-                book.counts["failed"] += 1
+                book.tally.events["failed"] += 1
                 self.store.remove(one)
                 continue
             book.restored(slot, one, self._clock.now() - began)

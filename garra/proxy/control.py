@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from garra.apis.bodies import decoded
 from garra.config import Config
 from garra.errors import BadRequest, GarraError
 from garra.overview import Overview
 from garra.ports import Fleet
+from garra.prompts.warm import Warmer
 from garra.proxy import registry
 from garra.proxy.answers import answer, as_events, render
 from garra.proxy.registry import RegistryApi
@@ -25,6 +27,12 @@ class _Pin(msgspec.Struct):
     pinned: bool = True
 
 
+class _Warm(msgspec.Struct):
+    label: str
+    messages: list[dict[str, Any]]
+    tools: list[Any] = []
+
+
 class ControlServer:
     """Handlers of the control socket."""
 
@@ -34,6 +42,7 @@ class ControlServer:
         fleet: Fleet,
         *,
         overview: Overview,
+        warmer: Warmer,
         key: str,
         models: RegistryApi,
         follow: Callable[[], AsyncGenerator[bytes, None]],
@@ -48,6 +57,7 @@ class ControlServer:
         self._record = record
         self._reload = reload
         self._overview = overview
+        self._warmer = warmer
         self._key = key
         self._shut_down = shut_down
 
@@ -58,6 +68,7 @@ class ControlServer:
         app.router.add_post("/garra/v1/profiles/{name}/load", self.load)
         app.router.add_post("/garra/v1/profiles/{name}/unload", self.unload)
         app.router.add_post("/garra/v1/profiles/{name}/pin", self.pin)
+        app.router.add_post("/garra/v1/profiles/{name}/warm", self.warm)
         app.router.add_get("/garra/v1/events", self.events)
         app.router.add_get("/garra/v1/traffic", self.traffic)
         app.router.add_post("/garra/v1/reload", self.reload)
@@ -106,6 +117,15 @@ class ControlServer:
         except msgspec.DecodeError as error:
             return render(BadRequest(f"the request body is not usable: {error}"))
         return self._do(lambda name: self._fleet.pin(name, pinned), request)
+
+    async def warm(self, request: web.Request) -> web.Response:
+        """Body `{"label": "...", "messages": [...], "tools": [...]}`: the beginning they make is computed and kept."""
+        try:
+            profile = self._config.profile(request.match_info["name"])
+            asked = decoded(await request.read(), _Warm)
+            return answer(await self._warmer.warm(profile, asked.label, asked.messages, asked.tools))
+        except GarraError as error:
+            return render(error)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The last facts and every new one, as server-sent events."""

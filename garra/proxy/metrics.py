@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from garra.ports import Fleet
 from garra.snapshot import EngineStatus
 from garra.spec import Cause, Phase
-from garra.tally import Histogram, Tally
+from garra.tally import PROMPT_EVENTS, Histogram, PromptTally, Tally
 from garra.traffic import Outcome
 
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -40,6 +40,12 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("slots_busy", "Slots in use, those included whose client left.", lambda s: s.leases + s.lingering),
     ("engine_ready", "1 while the engine is READY.", lambda s: s.phase is Phase.READY),
     ("engine_rss_bytes", "RAM the engine holds.", lambda s: (s.rss_mib or 0) * 1024 * 1024),
+)
+PROMPT_COUNTERS: tuple[tuple[str, str, Callable[[PromptTally], float]], ...] = (
+    ("bytes", "Bytes written for them.", lambda t: t.n_bytes),
+    ("tokens", "Prompt tokens that need not be computed again.", lambda t: t.n_tokens),
+    ("save_seconds", "Time swaps waited for saves.", lambda t: t.save_s),
+    ("restore_seconds", "Time starts waited for restores.", lambda t: t.restore_s),
 )
 HISTOGRAMS: tuple[tuple[str, str, Callable[[Tally], Histogram]], ...] = (
     ("time_to_first_token_seconds", "Arrival to first token: queue, load and prefill.", lambda t: t.ttft),
@@ -83,6 +89,7 @@ class _Scrape(Collector):
                 histogram.add_metric([name], _buckets(of(tally)), of(tally).total)
             yield histogram
         yield from _by_reason(tallies)
+        yield from _prompts({name: self._fleet.prompts(name) for name in names})
 
 
 def _by_reason(tallies: dict[str, Tally]) -> Iterable[Metric]:
@@ -101,6 +108,22 @@ def _by_reason(tallies: dict[str, Tally]) -> Iterable[Metric]:
             stops.add_metric([name, cause], tally.stops[cause])
             restarts.add_metric([name, cause], tally.restarts[cause])
     return (requests, stops, restarts, mended)
+
+
+def _prompts(tallies: dict[str, PromptTally]) -> Iterable[Metric]:
+    """What became of slots' contents over swaps."""
+    events = CounterMetricFamily(
+        "garra_kept_prompts", "Prompts kept over a swap, by what was done with them.", labels=("profile", "event")
+    )
+    for name, tally in tallies.items():
+        for event in PROMPT_EVENTS:
+            events.add_metric([name, event], tally.events[event])
+    yield events
+    for title, told, value in PROMPT_COUNTERS:
+        counter = CounterMetricFamily(f"garra_kept_prompt_{title}", told, labels=_ONE)
+        for name, tally in tallies.items():
+            counter.add_metric([name], value(tally))
+        yield counter
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -29,7 +29,7 @@ from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State
 from garra.supervisor.runner import Runner
 from garra.supervisor.schedule import decide, end_at_once, serve_at_once
-from garra.tally import Tally
+from garra.tally import PromptTally, Tally
 from garra.traffic import Outcome, WaitNews, Wish
 
 
@@ -129,6 +129,9 @@ class EngineFleet:
 
     def tally(self, profile: str) -> Tally:
         return self._state.models[profile].tally
+
+    def prompts(self, profile: str) -> PromptTally:
+        return self._prompts.tally(profile)
 
     def status(self, profile: str) -> EngineStatus:
         model = self._state.models[profile]

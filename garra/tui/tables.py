@@ -104,7 +104,7 @@ def _note(row: ProfileReport) -> str:
     engine = row.engine
     if engine.detail:
         return engine.detail
-    told = list(engine.warnings)
+    told = [*engine.warnings, *([engine.prompts] if engine.prompts else [])]
     if engine.drafting and engine.phase is Phase.READY:
         told.append(f"drafting {engine.drafting}")
     if row.recent.p50_tpot_ms:

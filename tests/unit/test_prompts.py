@@ -138,14 +138,14 @@ def test_what_is_found_is_proved_wherever_it_is_answered() -> None:
     for slot in (0, 1, None):
         book = restored()
         assert book.note((*range(8), 99), answer(1990, 40, slot)) == ""
-        assert (book.counts["verified"], book.counts["tokens"], book.unproved) == (1, 1990, {})
+        assert (book.tally.events["verified"], book.tally.n_tokens, book.unproved) == (1, 1990, {})
 
 
 def test_what_is_computed_again_is_a_miss() -> None:
     book = restored()
     problem = book.note((*range(8), 99), answer(0, 2040))
     assert "0 of 1777 tokens" in problem
-    assert book.counts["missed"] == 1
+    assert book.tally.events["missed"] == 1
 
 
 def test_another_text_proves_nothing() -> None:
@@ -154,7 +154,7 @@ def test_another_text_proves_nothing() -> None:
     assert book.unproved, "it is still there"
     assert book.note((55, 66), answer(0, 2000, slot=0)) == ""
     assert not book.unproved, "it was overwritten"
-    assert not book.counts["missed"]
+    assert not book.tally.events["missed"]
 
 
 def test_what_slots_hold_and_what_prefill_costs_is_learned() -> None:
@@ -292,6 +292,7 @@ class World:
             save_budget_ms=1000,
         )
         self.plan: LaunchPlan = plan_for(demo(**settings))
+        self.keeper.book("demo").fingerprint = self.identity  # as of the engine that is up
         self.keeper.note("demo", (1, 2), answer(0, 1990, slot=0))
         self.keeper.note("demo", (7,), answer(0, 990, slot=1))
 
@@ -318,7 +319,7 @@ async def test_it_leaves_and_comes_back(store: PromptStore) -> None:
     assert len(await world.come_back()) == 2
     assert world.keeper.book("demo").held[0] == Held(0, 2000, (1, 2)), "the most worth first"
     assert await world.leave() == [1000, 2000], "what was not used is not written again"
-    assert world.keeper.book("demo").counts["saved"] == 2
+    assert world.keeper.book("demo").tally.events["saved"] == 2
 
 
 async def test_a_longer_state_of_a_conversation_replaces_the_shorter(store: PromptStore) -> None:
@@ -349,10 +350,10 @@ async def test_what_fails_costs_nothing_else(store: PromptStore, breaks: str) ->
         await world.leave()
         world.engine.breaks = breaks
         await world.come_back()
-        assert world.keeper.book("demo").counts["restored"] == 0
+        assert world.keeper.book("demo").tally.events["restored"] == 0
         world.engine.breaks = ""
         assert len(await world.come_back()) < 2, "not a second time"
-    assert world.keeper.book("demo").counts["failed"] >= 1
+    assert world.keeper.book("demo").tally.events["failed"] >= 1
     assert world.keeper.said("demo") == ""
 
 
@@ -371,7 +372,7 @@ async def test_a_save_that_takes_too_long_is_left(store: PromptStore) -> None:
     world.engine.may_write.clear()
     world.keeper.configure(100, 10)
     assert await world.leave() == []
-    assert world.keeper.book("demo").counts["failed"] == 1
+    assert world.keeper.book("demo").tally.events["failed"] == 1
 
 
 async def test_a_miss_turns_it_off_until_something_changes(store: PromptStore) -> None:
