@@ -122,6 +122,7 @@ LEVELS = {
     "supervisor.model": PURE,
     "supervisor.placement": PURE,
     "supervisor.queue": PURE,
+    "supervisor.warmth": PURE,
     "supervisor.records": PURE,
     "supervisor.schedule": PURE,
     "supervisor.stall": PURE,

@@ -8,6 +8,7 @@ from garra.bill import Claim, Need, Place
 from garra.snapshot import EngineStatus
 from garra.spec import Cause, Phase, Profile
 from garra.supervisor.queue import Queue, Ticket
+from garra.supervisor.warmth import Warmth
 from garra.tally import Tally
 from garra.traffic import Outcome, Priority, Waited
 
@@ -82,6 +83,8 @@ class Model:
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """When each client, with its part, last asked."""
     tally: Tally = field(default_factory=Tally)
+    warmth: Warmth = field(default_factory=Warmth)
+    """What its free slots hold."""
 
     @property
     def name(self) -> str:
@@ -181,6 +184,7 @@ class Model:
         ticket.granted = now
         self.leases.add(ticket)
         self.n_taken += 1
+        self.warmth.take(ticket.wish.chain)
         if ticket.solo:
             self.n_solo_leases += 1
         if self.contested is not None:
@@ -197,6 +201,7 @@ class Model:
     def release(self, ticket: Ticket, outcome: Outcome, tokens: float | None, now: float) -> None:
         """The lease is over."""
         self.leases.discard(ticket)
+        self.warmth.give(ticket.wish.chain, self.slots)
         if ticket.solo:
             self.n_solo_leases -= 1
         self.keep_s = ticket.wish.keep_s

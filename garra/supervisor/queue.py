@@ -7,6 +7,7 @@ first. A client that comes back starts at the tag of the one last served, so tha
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from dataclasses import dataclass, field
 from garra.traffic import Priority, Wish
 
 _FORGET_ABOVE = 512
+MOST_OVERTAKEN = 4
+"""So many may go ahead of one whose turn it is, because their prompt is in a slot already."""
+_LOOK_AHEAD = 8
+"""In each lane."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +33,8 @@ class Ticket:
     """The first byte of its answer came."""
     solo: bool = False
     """Suspected of having killed an engine: it runs alone."""
+    overtaken: int = 0
+    """How often another one went first because a free slot held its prompt."""
 
 
 class Shares:
@@ -122,12 +129,33 @@ class Queue:
         """The one that came first."""
         return min((lane[0] for lane in self.lanes.values()), key=lambda ticket: ticket.number, default=None)
 
-    def best(self, now: float, aging_s: float, allowed: Callable[[Ticket], bool]) -> Ticket | None:
+    def best(
+        self,
+        now: float,
+        aging_s: float,
+        allowed: Callable[[Ticket], bool],
+        suits: Callable[[Ticket], bool] = lambda ticket: False,
+    ) -> Ticket | None:
         """Whose turn it is among the lanes' heads that are `allowed`.
 
         1. A class that had no turn for `aging_s` although it waited. 2. interactive, normal, batch. 3. The client, then
-        its part, with the fewest tokens. 4. First come, first served.
+        its part, with the fewest tokens. 4. First come, first served. 5. One whose prompt a free slot holds (`suits`)
+        may go ahead of it: of the same class, of a client that is hardly ahead, and only a few times.
         """
+        first = self._first(now, aging_s, allowed)
+        if first is None or first.overtaken >= MOST_OVERTAKEN or suits(first):
+            return first
+        behind = self.shares.key(first.wish)[0] + first.wish.tokens
+        for lane in self.lanes.values():
+            if lane[0].wish.priority != first.wish.priority or self.shares.key(lane[0].wish)[0] > behind:
+                continue
+            for ticket in itertools.islice(lane, _LOOK_AHEAD):
+                if ticket is not first and allowed(ticket) and suits(ticket):
+                    first.overtaken += 1
+                    return ticket
+        return first
+
+    def _first(self, now: float, aging_s: float, allowed: Callable[[Ticket], bool]) -> Ticket | None:
         heads = [lane[0] for lane in self.lanes.values() if allowed(lane[0])]
         if len(heads) <= 1:
             return heads[0] if heads else None

@@ -40,6 +40,7 @@ from garra.supervisor.model import CROWD_S, DOWN, Model
 from garra.supervisor.placement import allowance, place
 from garra.supervisor.queue import Ticket
 from garra.supervisor.records import State, broken, note, refuse_all, stop
+from garra.supervisor.warmth import Warmth
 from garra.traffic import Outcome
 
 
@@ -144,6 +145,7 @@ def _place(state: State, now: float, effects: list[Effect]) -> None:
         model.tally.swaps += model.swapping
         model.swapping = False
         model.phase = Phase.LOADING
+        model.warmth = Warmth()
         model.place = allowance(model, state.models.values(), state.policy, spot)
         effects.append(Load(model.name, model.place, insist))
     for model in state.models.values():
@@ -161,7 +163,12 @@ def _place(state: State, now: float, effects: list[Effect]) -> None:
 
 def _dispatch(model: Model, now: float, effects: list[Effect]) -> None:
     while model.busy < model.slots:
-        ticket = model.queue.best(now, model.profile.max_wait_s, lambda ticket: model.may_take(ticket, now))
+        ticket = model.queue.best(
+            now,
+            model.profile.max_wait_s,
+            lambda ticket: model.may_take(ticket, now),
+            lambda ticket: model.warmth.suits(ticket.wish.chain),
+        )
         if ticket is None:
             return
         model.queue.remove(ticket)
