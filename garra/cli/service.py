@@ -135,9 +135,11 @@ def _installed(system: bool | None) -> Scope:
 
 
 def _wish(scope: Scope, profile: str | None, port: int | None, run_as: str | None, memory_high: str) -> Wish:
+    import garra
     from garra import config as layers
     from garra import gpus
     from garra.cli.serve import choose
+    from garra.registry import store as models
     from garra.service import manager
     from garra.service.unit import Wish
 
@@ -153,6 +155,7 @@ def _wish(scope: Scope, profile: str | None, port: int | None, run_as: str | Non
         command=command,
         drain_s=config.settings.drain_s,
         writable=_writable(user),
+        read=[command[0], sys.prefix, garra.__file__, str(models.locate(config.profiles[name].model) or "")],
         user=user,
         gpus=sorted({gpu.vendor for gpu in gpus.visible()}),
         namespaces=scope == "system" or manager.users_have_namespaces(),

@@ -32,6 +32,8 @@ class Wish:
     drain_s: float
     writable: Sequence[str]
     """Folders it writes to; everything else is read-only to it."""
+    read: Sequence[str] = ()
+    """Where the program, its libraries and its model are."""
     user: str = ""
     """Whose service it is, in the system scope."""
     gpus: Sequence[str] = ()
@@ -123,14 +125,14 @@ def _own_view(wish: Wish) -> list[Line]:
     return [
         ("ProtectSystem", "strict"),
         ("ProtectHome", "read-only"),
-        *([] if _in_tmp(wish.writable) else [("PrivateTmp", "yes")]),
+        *([] if _in_tmp((*wish.writable, *wish.read)) else [("PrivateTmp", "yes")]),
         *((name, "yes") for name in kept),
         ("ReadWritePaths", " ".join(_word(path) for path in wish.writable)),
     ]
 
 
 def _in_tmp(folders: Sequence[str]) -> bool:
-    """Whether it keeps something where a /tmp of its own would hide it."""
+    """Whether it needs something where a /tmp of its own would hide it."""
     return any(folder.startswith(("/tmp/", "/var/tmp/")) for folder in folders)
 
 

@@ -30,6 +30,9 @@ from garra.supervisor.shield import to_the_end
 log = logging.getLogger(__name__)
 
 _PROBE_FIRST_S = 0.02
+_PROBE_SOON_S = 0.04
+_SOON_S = 2.0
+"""While small models load, a client waits: a late look would be most of what it waits for."""
 _PROBE_LONGEST_S = 0.25
 _PROGRESS_EVERY_S = 1.0
 _BACKOFF_JITTER = 0.25
@@ -218,9 +221,10 @@ class Runner:
 
     async def _probe(self, process: EngineProcess) -> None:
         delay_s, seen, looked = _PROBE_FIRST_S, process.progress(), self._clock.now()
+        soon = looked + _SOON_S
         while not await self._http.healthy(process.socket):
             await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 1.5, _PROBE_LONGEST_S)
+            delay_s = min(delay_s * 1.5, _PROBE_LONGEST_S if self._clock.now() > soon else _PROBE_SOON_S)
             if self._clock.now() - looked >= _PROGRESS_EVERY_S:
                 looked, now = self._clock.now(), process.progress()
                 if now > seen:

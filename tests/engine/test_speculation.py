@@ -29,7 +29,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_drafts_for_itself_is_nearly_always_right(garra: Garra, demo_model: Path) -> None:
-    settings = f'speculation = "draft"\ndraft_model = "file:{demo_model}"\ncontext = 2048'
+    settings = (
+        f'speculation = "draft"\ndraft_model = "file:{demo_model}"\ncontext = 2048\nsampling.repeat_penalty = 1.0'
+    )
     garra.configure(f"[profiles.demo]\n{settings}").up("demo")
     timings = ask(garra, "Tell me about the sea.")["timings"]
     assert timings["draft_n"] > 10

@@ -111,6 +111,8 @@ def test_keys_and_sizes(stubbed: Make) -> None:
         screen.shows("CONTEXT", "phase      ready")
         screen.resize(50, 10)
         eventually(lambda: len(screen.lines()) == 10 and "▸ demo" in screen.text)
+        screen.resize(120, 40)
+        eventually(lambda: len(screen.lines()) == 40)
         screen.keys("q")
         text = screen.shows("LEFT 0", "echo")
         assert " -icanon" not in text, "the terminal is as it was"

@@ -11,7 +11,7 @@ import pytest
 from garra.proxy.metrics import COUNTERS, GAUGES, HISTOGRAMS, exposition
 from garra.snapshot import EngineStatus
 from garra.spec import Phase, Profile
-from garra.tally import Tally
+from garra.tally import PromptTally, Tally
 from garra.traffic import Usage
 from tests.fakes import profiles
 
@@ -23,6 +23,7 @@ class OneModel:
 
     def __init__(self) -> None:
         self.counted = Tally()
+        self.kept = PromptTally()
         self._profiles = tuple(profiles("demo").values())
 
     def profiles(self) -> tuple[Profile, ...]:
@@ -30,6 +31,9 @@ class OneModel:
 
     def tally(self, profile: str) -> Tally:
         return self.counted
+
+    def prompts(self, profile: str) -> PromptTally:
+        return self.kept
 
     def status(self, profile: str) -> EngineStatus:
         return EngineStatus(profile, Phase.READY, slots=2, leases=1, lingering=1, waiting=3)

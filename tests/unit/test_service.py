@@ -74,6 +74,7 @@ def test_a_users_unit_asks_for_nothing_a_user_cannot_have() -> None:
 def test_what_it_keeps_in_tmp_is_not_hidden() -> None:
     assert "PrivateTmp=yes" in lines(WISH)
     assert "PrivateTmp=yes" not in lines(replace(WISH, writable=("/tmp/garra-1000",)))
+    assert "PrivateTmp=yes" not in lines(replace(WISH, read=("/tmp/checkout/.venv",)))
 
 
 def test_memory_high_is_optional() -> None:

@@ -85,6 +85,7 @@ def test_the_shipped_pin_is_whole() -> None:
         "0003-a-request-may-go-without-drafts.patch",
         "0004-sessions-keep-their-slots.patch",
         "0005-messages-take-the-engines-parameters.patch",
+        "0006-saved-slots-keep-their-checkpoints.patch",
     ]
     assert "Reason:" in shipped.patches[0].read_text()
     assert "Test:" in shipped.patches[0].read_text()
