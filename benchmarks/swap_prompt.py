@@ -131,7 +131,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gb-") as name:
         folder = Path(name)
         noise = smoke.write_noise_model(folder / "noise.gguf")
-        hybrid = write(folder / "hybrid.gguf", shapes.qwen35(n_layer=4, kind="F32"), seed=3)
+        hybrid = write(folder / "hybrid.gguf", shapes.qwen35(n_layer=8, n_embd=512, n_ff=2048, kind="F32"), seed=3)
         ratio, identical = compare("SmolLM2", config.load().profiles["demo"].model, noise, 300, options.rounds)
         hybrid_ratio, same = compare("hybrid", f"file:{hybrid}", noise, 300, options.rounds)
     result = {

@@ -89,6 +89,8 @@ def _finish(writer: Any, path: Path, model: Model, names: list[str], seed: int |
         for name in names:
             shape = model.tensors[name]
             data = np.ones(shape) if "norm" in name else noise.normal(0, 0.1, shape)
+            if name.endswith("ssm_a"):  # it is -exp(A): a state that decays; else it grows until it is no number
+                data = -np.exp(data)
             file.write(data.astype(np.float32).tobytes())
             writer.write_padding(file, data.size * 4)
     writer.close()

@@ -48,7 +48,9 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"file:{write(tmp_path_factory.mktemp('hybrid') / 'h.gguf', shapes.qwen35(n_layer=4, kind='F32'), seed=3)}"
+    """Large enough for a prefill that is worth keeping."""
+    model = shapes.qwen35(n_layer=8, n_embd=512, n_ff=2048, kind="F32")
+    return f"file:{write(tmp_path_factory.mktemp('hybrid') / 'h.gguf', model, seed=3)}"
 
 
 @pytest.fixture(scope="module")
