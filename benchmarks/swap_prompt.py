@@ -36,6 +36,8 @@ from tests.tiny_gguf import write  # noqa: E402
 
 TARGETS = {"ttft_ratio": 0.12}
 N_ANSWER = 24
+N_WORDS = 190
+"""Some 1,500 tokens."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ def run(model: str, noise: Path, persist: str, n_words: int, seed: int, *, swap:
     try:
         with httpx.Client(base_url=garra.url, timeout=300) as client:
             messages = [
-                {"role": "system", "content": words(n_words, seed * 10_000)},
+                {"role": "system", "content": words(n_words, (seed + 1) * 10_000)},
                 {"role": "user", "content": "What is the first number?"},
             ]
             _, _, said = ask(client, "a", messages)
@@ -132,8 +134,8 @@ def main() -> int:
         folder = Path(name)
         noise = smoke.write_noise_model(folder / "noise.gguf")
         hybrid = write(folder / "hybrid.gguf", shapes.qwen35(n_layer=8, n_embd=512, n_ff=2048, kind="F32"), seed=3)
-        ratio, identical = compare("SmolLM2", config.load().profiles["demo"].model, noise, 300, options.rounds)
-        hybrid_ratio, same = compare("hybrid", f"file:{hybrid}", noise, 300, options.rounds)
+        ratio, identical = compare("SmolLM2", config.load().profiles["demo"].model, noise, N_WORDS, options.rounds)
+        hybrid_ratio, same = compare("hybrid", f"file:{hybrid}", noise, N_WORDS, options.rounds)
     result = {
         "ttft_ratio": round(ratio, 3),
         "hybrid_ttft_ratio": round(hybrid_ratio, 3),
