@@ -75,6 +75,8 @@ clients: .venv/dev.stamp setup
 bench: .venv/dev.stamp setup
 	$(BIN)/python benchmarks/proxy_overhead.py
 	$(BIN)/python benchmarks/swap_thrash.py
+	$(BIN)/python benchmarks/swap_prompt.py
+	$(BIN)/python benchmarks/steering.py
 	$(BIN)/python benchmarks/hundred_clients.py
 	$(BIN)/python benchmarks/download_beside.py
 	$(BIN)/python benchmarks/compare_power.py

@@ -154,7 +154,7 @@ def _wish(scope: Scope, profile: str | None, port: int | None, run_as: str | Non
         scope=scope,
         command=command,
         drain_s=config.settings.drain_s,
-        writable=_writable(user),
+        writable=[*_writable(user), *([str(kept)] if (kept := config.settings.prompt_dir) is not None else [])],
         read=[command[0], sys.prefix, garra.__file__, str(models.locate(config.profiles[name].model) or "")],
         user=user,
         gpus=sorted({gpu.vendor for gpu in gpus.visible()}),

@@ -116,6 +116,8 @@ class Keeper:
         self.store.folder(name)
         file, fingerprint = self.store.fresh_name(), book.fingerprint
         moved = await self._http.save_slot(socket, one.slot, file)
+        if not moved.n_tokens:
+            raise EngineDown(f"slot {one.slot}: nothing was written")
         book.saved(moved)
         worth_s = max(0.0, gain_s(moved.n_tokens, book.costs))
         outgrown = [kept for kept in before if not kept.pinned and kept.chain and _begins(kept, one)]
@@ -138,10 +140,10 @@ class Keeper:
         profile = plan.profile
         book = self.book(profile.name)
         book.started_anew()
-        book.fingerprint = self._identity(plan)
         if profile.persist_prompts == "off" or not kept_for(profile):
             return
         try:
+            book.fingerprint = self._identity(plan)
             async with asyncio.timeout(_RESTORE_LIMIT_S):
                 await self._restore_all(profile, book, socket, slots)
         except (TimeoutError, EngineDown, OSError) as error:

@@ -46,7 +46,7 @@ class Card {
     if (engine.load_fraction === null) this.progress.removeAttribute("value");
     else this.progress.value = engine.load_fraction;
     this.use.textContent = engine.phase === "ready" ? usage(report) : "";
-    this.note.textContent = engine.detail || engine.warnings.join("; ") || (report.present ? "" : `not downloaded: garra pull ${this.name}`);
+    this.note.textContent = engine.detail || [...engine.warnings, engine.prompts].filter(Boolean).join("; ") || (report.present ? "" : `not downloaded: garra pull ${this.name}`);
     this.note.className = ["failed", "backoff"].includes(engine.phase) ? "bad" : "quiet";
     this.load.hidden = this.unload.hidden = false;
     this.load.disabled = ["loading", "ready"].includes(engine.phase) || !report.present;

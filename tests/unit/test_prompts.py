@@ -263,6 +263,8 @@ class Engine(FakeEngines):
         await self.may_write.wait()
         if self.breaks == "save":
             raise EngineDown("no space")
+        if self.breaks == "nothing":
+            return Moved(0, 0, 1.0)
         (self.store.folder("demo") / name).write_bytes(b"%d" % self.held[slot] * 100)
         return Moved(self.held[slot], 20_000 * self.held[slot], 10.0)
 
@@ -286,7 +288,7 @@ class World:
             store,
             http=self.engine,
             clock=FakeClock(),
-            identity=lambda plan: self.identity,
+            identity=self.identify,
             tell=lambda profile, news: self.told.append(news),
             budget_mib=settings.pop("budget_mib", 100),
             save_budget_ms=1000,
@@ -295,6 +297,11 @@ class World:
         self.keeper.book("demo").fingerprint = self.identity  # as of the engine that is up
         self.keeper.note("demo", (1, 2), answer(0, 1990, slot=0))
         self.keeper.note("demo", (7,), answer(0, 990, slot=1))
+
+    def identify(self, plan: LaunchPlan) -> str:
+        if not self.identity:
+            raise FileNotFoundError("the model is gone")
+        return self.identity
 
     async def leave(self) -> list[int]:
         """Tokens of what is kept."""
@@ -339,10 +346,10 @@ async def test_another_fingerprint_wipes(store: PromptStore) -> None:
     assert store.kept("demo") == []
 
 
-@pytest.mark.parametrize("breaks", ["save", "restore", "fewer"])
+@pytest.mark.parametrize("breaks", ["save", "nothing", "restore", "fewer"])
 async def test_what_fails_costs_nothing_else(store: PromptStore, breaks: str) -> None:
     world = World(store)
-    if breaks == "save":
+    if breaks in ("save", "nothing"):
         world.engine.breaks = breaks
         assert await world.leave() == []
         assert await world.come_back() == {}
@@ -355,6 +362,12 @@ async def test_what_fails_costs_nothing_else(store: PromptStore, breaks: str) ->
         assert len(await world.come_back()) < 2, "not a second time"
     assert world.keeper.book("demo").tally.events["failed"] >= 1
     assert world.keeper.said("demo") == ""
+
+
+async def test_a_model_that_is_gone_is_somebody_elses_trouble(store: PromptStore) -> None:
+    world = World(store)
+    world.identity = ""
+    assert await world.come_back() == {}
 
 
 async def test_a_damaged_file_never_reaches_the_engine(store: PromptStore) -> None:
