@@ -62,7 +62,10 @@ class Keeper:
             book.off = ""
 
     def book(self, profile: str) -> Book:
-        return self._books.setdefault(profile, Book())
+        book = self._books.get(profile)
+        if book is None:  # asked at every answer: none is made in vain
+            book = self._books[profile] = Book()
+        return book
 
     def said(self, profile: str) -> str:
         return self.book(profile).off
