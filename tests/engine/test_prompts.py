@@ -267,8 +267,8 @@ def test_random_interleavings_never_change_an_answer(
 
 
 def compare(ours: Talk, theirs: Talk, text: str, happened: str) -> None:
-    """The same answer, and logprobs that agree in five places. Where more had to be computed anew, in other batches than
-    the twin did before: the first token's logprob within 0.05, and then both compute it all anew, and say the same."""
+    """The same answer, and logprobs that agree in five places. Where more had to be computed anew, in other batches
+    than the twin did before: the first token's logprob within 0.05, and then both compute it all anew, and agree."""
     answers = [first_token(talk, text) for talk in (ours, theirs)]
     (first, said, found), (other, also, found_there) = answers
     apart = max((abs(first[token] - other[token]) for token in list(other)[:1] if token in first), default=0.0)
