@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from garra.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 10.0
+_AGAIN_S = 0.02
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE bills (key TEXT PRIMARY KEY, bill TEXT NOT NULL, at TEXT NOT NULL) STRICT;
@@ -122,10 +124,23 @@ def _open(path: Path) -> sqlite3.Connection:
         return _migrated(path)
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """The first to open a file switches it, for which SQLite's busy timeout does not count: the others try again."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
+
+
 def _migrated(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA journal_mode=WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
         with _transaction(connection):
