@@ -32,21 +32,16 @@ def test_the_document_is_served(served: Garra) -> None:
     assert "demo" in str(told["paths"]["/v1/chat/completions"])
 
 
-_PYTHONS_OWN = "AST constructor recursion depth mismatch"
-"""A bug of Python 3.11's compiler where threads use it at once (gh-106905): the tool itself stumbles over it."""
-
-
 @pytest.mark.timeout(1800)
 def test_schemathesis_finds_nothing(served: Garra, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     command = [
         str(program), "run", f"{served.url}/openapi.json", "--checks", CHECKS, "--max-examples", str(EXAMPLES),
-        "--seed", "1", "--workers", "2", "--phases", "examples,coverage,fuzzing", "--no-color",
+        "--seed", "1", "--workers", "1",  # Python 3.11's compiler stumbles where threads use it at once (gh-106905)
+        "--phases", "examples,coverage,fuzzing", "--no-color",
         "--exclude-path", "/v1/models", "--request-timeout", "60",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    if _PYTHONS_OWN in done.stdout and " failed" not in done.stdout:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]
     assert served.engine()["restarts"] == 0
     assert [line for line in served.said.splitlines() if "a bug in garra" in line] == []
