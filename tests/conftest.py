@@ -39,6 +39,7 @@ def no_child_left() -> Iterator[None]:
     names = [f"{child.name()} ({child.pid}, {child.status()})" for child in left]
     for child in left:
         child.kill()
+    psutil.wait_procs(left, 5)
     assert not names, f"left behind: {names}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -149,7 +150,11 @@ class Garra:
 
     def engine_files(self) -> list[Json]:
         """The run files of living engines."""
-        return [json.loads(path.read_text()) for path in (self.runtime / "engines").glob("*.json")]
+        found = []
+        for path in (self.runtime / "engines").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):  # it died since
+                found.append(json.loads(path.read_text()))
+        return found
 
     def engine_socket(self) -> str:
         return str(self.engine_files()[0]["socket"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -26,7 +27,11 @@ def profiles(text: str) -> None:
 
 
 def partial() -> int:
-    return sum(path.stat().st_size for path in cache().glob("models--o--r/blobs/*.garra-part"))
+    """Bytes of the one download under way; 0 where there is none, or where it has just become whole."""
+    for path in cache().glob("models--o--r/blobs/*.garra-part"):
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_size
+    return 0
 
 
 def published() -> list[Path]:
