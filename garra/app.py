@@ -166,7 +166,7 @@ async def _serve(
         config,
         fleet,
         overview=overview,
-        warmer=Warmer(fleet, shop.prompts, http, lambda name: keeper.book(name).fingerprint),
+        warmer=Warmer(fleet, keeper, http),
         key=proxy.own_key,
         models=proxy.registry,
         follow=feed.follow,

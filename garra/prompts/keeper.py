@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from garra.errors import EngineDown
+from garra.errors import BadRequest, EngineDown, GarraError
 from garra.ports import Clock, EngineHttp
 from garra.prompts.book import Book
 from garra.prompts.store import PromptStore
@@ -48,7 +49,7 @@ class Keeper:
         self._identity = identity
         self._tell = tell
         self._books: dict[str, Book] = {}
-        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._writing: dict[str, asyncio.Task[Any]] = {}
         """Hashes and descriptions of what engines have written."""
         self.closing = False
         """garra ends: what is only kept for swaps is not."""
@@ -80,10 +81,14 @@ class Keeper:
 
     # -- before an engine leaves
 
+    def keeps(self, profile: Profile) -> bool:
+        """Whether prompts of this profile are kept at all."""
+        return bool(self._budget_bytes) and profile.persist_prompts != "off" and kept_for(profile)
+
     async def keep(self, plan: LaunchPlan, socket: Path) -> None:
         profile = plan.profile
         book = self.book(profile.name)
-        if not self._budget_bytes or book.off or profile.persist_prompts == "off" or not kept_for(profile):
+        if book.off or not self.keeps(profile):
             return
         if self.closing and profile.persist_prompts != "always":
             return
@@ -106,13 +111,9 @@ class Keeper:
             if any(_same(one, kept) for kept in mine):
                 continue  # as it was restored: the file is still there
             n_bytes = int(one.n_tokens * book.costs.token_bytes)
-            on_disk = self.store.room() + sum(kept.n_bytes for kept in there)
-            gone = to_discard(there, n_bytes, min(self._budget_bytes, on_disk))
-            if gone is None:
+            if (gone := self._make_room(there, n_bytes, self.store.room())) is None:
                 continue
-            for kept in gone:
-                self.store.remove(kept)
-                there.remove(kept)
+            there = [kept for kept in there if kept not in gone]
             await self._save(name, book, socket, one, mine)
 
     async def _save(self, name: str, book: Book, socket: Path, one: Held, before: Collection[Kept]) -> None:
@@ -137,6 +138,56 @@ class Keeper:
 
         self._after(name, describe)
 
+    def _make_room(self, there: Sequence[Kept], n_bytes: int, free_bytes: int) -> list[Kept] | None:
+        """What was removed for so many bytes to fit; None where they do not, and nothing was."""
+        on_disk = free_bytes + sum(kept.n_bytes for kept in there)
+        gone = to_discard(there, n_bytes, min(self._budget_bytes, on_disk))
+        for kept in gone or ():
+            self.store.remove(kept)
+        return gone
+
+    # -- because a person said so
+
+    async def pin(self, profile: str, socket: Path, slot: int, label: str, prefill_s: float) -> Kept:
+        """Keep what this slot holds under this name, in place of what had it. `prefill_s`: what a token of it took.
+
+        Raises EngineDown; BadRequest where the store has no room for it, GarraError where the disk fails.
+        """
+        try:
+            self.store.folder(profile)
+            name, fingerprint = self.store.fresh_name(), self.book(profile).fingerprint
+            moved = await self._http.save_slot(socket, slot, name)
+
+            def describe() -> Kept:
+                former = self._give_way(profile, name, label)
+                worth_s = prefill_s * moved.n_tokens
+                kept = self.store.add(profile, name, fingerprint, moved.n_tokens, (), worth_s, label)
+                for one in former:
+                    self.store.remove(one)
+                return kept
+
+            # as work that the next engine waits for: it removes what nothing describes
+            kept: Kept = await asyncio.shield(self._after(profile, lambda: asyncio.to_thread(describe)))
+        except OSError as error:
+            raise GarraError(f"{label} is not kept: {error}", fix="another prompt_dir, or room on that disk") from error
+        return kept
+
+    def _give_way(self, profile: str, name: str, label: str) -> list[Kept]:
+        """Make room for what was just written; what it replaces is told, and still there. Raises BadRequest."""
+        n_bytes = self.store.written_bytes(profile, name)
+        there = self.store.kept()
+        former = [one for one in there if one.profile == profile and one.label == label]
+        others = [one for one in there if one not in former]
+        if self._make_room(others, n_bytes, self.store.room() + n_bytes) is None:
+            self.store.discard(profile, name)
+            warmed = sum(one.n_bytes for one in others if one.pinned)
+            raise BadRequest(
+                f"{label} takes {n_bytes / MIB:.1f} MiB, and the store of {self._budget_bytes / MIB:.0f} MiB holds"
+                f" {warmed / MIB:.1f} MiB of warmed beginnings already",
+                fix="garra cache clear, or a greater prompt_store_mib",
+            )
+        return former
+
     # -- when the next one is up
 
     async def bring_back(self, plan: LaunchPlan, socket: Path, slots: int) -> None:
@@ -156,7 +207,7 @@ class Keeper:
     async def _restore_all(self, profile: Profile, book: Book, socket: Path, slots: int) -> None:
         name = profile.name
         if (writing := self._writing.get(name)) is not None:
-            await asyncio.shield(writing)
+            await asyncio.wait([writing])
         kept = await asyncio.to_thread(self._fitting, name, book.fingerprint)
         if book.off:
             return
@@ -203,18 +254,19 @@ class Keeper:
         """Wait for what is being written."""
         await asyncio.gather(*self._writing.values(), return_exceptions=True)
 
-    def _after(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    def _after(self, name: str, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
         """Beside everything else, in order for each profile."""
         before = self._writing.get(name)
 
-        async def run() -> None:
+        async def run() -> Any:
             if before is not None:
-                await asyncio.gather(before, return_exceptions=True)
-            await work()
+                await asyncio.wait([before])
+            return await work()
 
         task = asyncio.ensure_future(run())
         self._writing[name] = task
         task.add_done_callback(lambda done: self._writing.get(name) is done and self._writing.pop(name))
+        return task
 
     def _turn_off(self, profile: str, book: Book, why: str) -> None:
         book.off = why

@@ -72,7 +72,9 @@ class PromptStore:
     ) -> Kept:
         """Describe what an engine has written: it counts from now on."""
         folder, now = self.folder(profile), _now()
-        files = [path for path in (folder / name, folder / (name + _CHECKPOINTS)) if path.exists()]
+        files = [path for path in _files(folder, name) if path.exists()]
+        if not files:
+            raise FileNotFoundError(f"{folder / name} is gone")
         for path in files:
             path.chmod(0o600)
         one = Kept(
@@ -99,6 +101,10 @@ class PromptStore:
             return all(_digest(folder / name) == digest for name, digest in one.digests.items())
         except OSError:
             return False
+
+    def written_bytes(self, profile: str, name: str) -> int:
+        """What an engine has written under this name."""
+        return sum(_size(path) for path in _files(self.root / profile, name))
 
     def used(self, one: Kept) -> None:
         with contextlib.suppress(OSError):
@@ -144,6 +150,10 @@ class PromptStore:
     def _remove(self, folder: Path, name: str) -> None:
         for ending in (_ABOUT, "", _CHECKPOINTS):  # the description first: what it speaks of is never half there
             (folder / (name + ending)).unlink(missing_ok=True)
+
+
+def _files(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / name, folder / (name + _CHECKPOINTS)
 
 
 def _read(about: Path) -> Kept | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from garra import config
-from garra.errors import EngineDown
+from garra.errors import BadRequest, EngineDown, GarraError
 from garra.prompts.keeper import Keeper
 from garra.prompts.store import PromptStore
 from garra.prompts.words import Held, Moved
@@ -32,6 +32,8 @@ class Engine(FakeEngines):
         self.store = store
         self.held = held
         self.breaks = ""
+        self.file_bytes = 0
+        """At least."""
         self.put_back: dict[int, str] = {}
         self.may_write = asyncio.Event()
         self.may_write.set()
@@ -45,7 +47,9 @@ class Engine(FakeEngines):
             raise EngineDown("no space")
         if self.breaks == "nothing":
             return Moved(0, 0, 1.0)
-        (self.store.folder("demo") / name).write_bytes(b"%d" % self.held[slot] * 100)
+        if self.breaks == "gone":
+            return Moved(self.held[slot], 1, 1.0)
+        (self.store.folder("demo") / name).write_bytes((b"%d" % self.held[slot] * 100).ljust(self.file_bytes))
         return Moved(self.held[slot], 20_000 * self.held[slot], 10.0)
 
     async def restore_slot(self, socket: Path, slot: int, name: str) -> Moved:
@@ -200,3 +204,51 @@ async def test_busy_slots_and_other_kinds_are_left_alone(store: PromptStore) -> 
     world = World(store, kind="embedding")
     assert await world.leave() == []
     assert await world.come_back() == {}
+
+
+# -- warmed by a person
+
+
+async def test_what_is_warmed_counts_against_the_budget(store: PromptStore) -> None:
+    world = World(store, budget_mib=1)
+    world.engine.file_bytes = 600_000
+    first = await world.keeper.pin("demo", Path("s"), 0, "first", 0.001)
+    assert (first.n_tokens, first.worth_s, first.pinned) == (2000, 2.0, True)
+    with pytest.raises(BadRequest, match=r"second takes 0\.6 MiB, and the store of 1 MiB holds 0\.6 MiB"):
+        await world.keeper.pin("demo", Path("s"), 0, "second", 0.001)
+    assert store.kept("demo") == [first]
+    again = await world.keeper.pin("demo", Path("s"), 0, "first", 0.001)
+    assert store.kept("demo") == [again], "the former one gives way"
+    assert sorted(path.name for path in store.folder("demo").iterdir()) == [again.name, f"{again.name}.json"]
+
+
+async def test_what_is_kept_for_swaps_gives_way_to_what_is_warmed(store: PromptStore) -> None:
+    world = World(store)
+    assert await world.leave() == [1000, 2000]
+    world.keeper.configure(1, 1000)
+    world.engine.file_bytes = 2_000_000
+    with pytest.raises(BadRequest, match=r"mine takes 1\.9 MiB"):
+        await world.keeper.pin("demo", Path("s"), 0, "mine", 0.001)
+    assert len(store.kept("demo")) == 2, "nothing went in vain"
+    world.engine.file_bytes = 1_048_500
+    one = await world.keeper.pin("demo", Path("s"), 0, "mine", 0.001)
+    assert store.kept("demo") == [one]
+
+
+async def test_an_engine_that_starts_meanwhile_waits_for_the_description(store: PromptStore) -> None:
+    """It would sweep away a file that nothing describes yet."""
+    world = World(store)
+    pinning = asyncio.ensure_future(world.keeper.pin("demo", Path("s"), 0, "mine", 0.001))
+    await asyncio.sleep(0)
+    assert list(store.root.glob("demo/*.slot")), "the engine has written, and nothing is described"
+    assert store.kept("demo") == []
+    assert len(await world.come_back()) == 1
+    assert [one.label for one in store.kept("demo")] == [(await pinning).label] == ["mine"]
+
+
+async def test_a_disk_that_fails_is_told(store: PromptStore) -> None:
+    world = World(store)
+    world.engine.breaks = "gone"
+    with pytest.raises(GarraError, match="mine is not kept"):
+        await world.keeper.pin("demo", Path("s"), 0, "mine", 0.001)
+    assert store.kept("demo") == []
