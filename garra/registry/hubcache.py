@@ -120,14 +120,15 @@ class RepoCache:
 
     def snapshots(self) -> list[Path]:
         """Snapshot folders: the newest known commit first, then the others, latest first."""
-        try:
-            folders = [path for path in (self.root / "snapshots").iterdir() if path.is_dir()]
-        except OSError:
-            return []
+        newest, since = "", dict[Path, float]()
+        with contextlib.suppress(OSError):
+            for path in (self.root / "snapshots").iterdir():
+                with contextlib.suppress(OSError):  # gone since
+                    if path.is_dir():
+                        since[path] = path.stat().st_mtime
         with contextlib.suppress(OSError):
             newest = (self.root / "refs" / "main").read_text().strip()
-            return sorted(folders, key=lambda path: (path.name != newest, -path.stat().st_mtime))
-        return sorted(folders, key=lambda path: -path.stat().st_mtime)
+        return sorted(since, key=lambda path: (path.name != newest, -since[path]))
 
     def discard(self, files: Iterable[tuple[Path, str | None]]) -> int:
         """Remove these snapshot entries (with their hash) and the blobs no other entry needs; bytes given back."""
@@ -137,21 +138,32 @@ class RepoCache:
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
-            used = any(entry.resolve() == blob for entry in (self.root / "snapshots").rglob("*") if not entry.is_dir())
+            used = any(entry.resolve() == blob for entry in files_below(self.root / "snapshots"))
             if blob.parent == self.blobs.resolve() and blob.is_file() and not used:
                 freed += blob.stat().st_size
                 blob.unlink()
         return freed
 
 
+def files_below(folder: Path, ending: str = "") -> list[Path]:
+    """Files in it and in its folders, sorted. Other programs change them meanwhile: what is gone is passed over."""
+    found = [Path(where, file) for where, _, files in os.walk(folder) for file in files if file.endswith(ending)]
+    return sorted(path for path in found if path.is_file())
+
+
+def as_listed(home: Path, files: Iterable[Path]) -> list[RemoteFile]:
+    """These files as the hub would list them, in their order, without those that are gone."""
+    listed = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            listed.append(RemoteFile(str(path.relative_to(home)), path.stat().st_size))
+    return listed
+
+
 def find(source: HubSource) -> list[Path]:
     """All files of the model this reference means, its first shard first; empty where it is not here whole."""
     for snapshot in RepoCache(source.repo).snapshots():
-        here = [
-            RemoteFile(str(path.relative_to(snapshot)), path.stat().st_size)
-            for path in sorted(snapshot.rglob("*.gguf"))
-            if path.is_file()
-        ]
+        here = as_listed(snapshot, files_below(snapshot, ".gguf"))
         with contextlib.suppress(NotOffered):
             return [snapshot / file.path for file in names.pick(source, here).files]
     return []

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from garra.registry import hubcache
 from garra.registry.names import is_plain
 from garra.registry.source import OllamaSource
 
@@ -70,8 +71,8 @@ def _find(source: OllamaSource, root: Path) -> OllamaModel | None:
 
 def models(root: Path) -> Iterator[OllamaModel]:
     """Every tag of a store that has a model."""
-    for manifest in sorted((root / "manifests").rglob("*")):
-        if manifest.is_file() and (found := _read(root, manifest)) is not None:
+    for manifest in hubcache.files_below(root / "manifests"):
+        if (found := _read(root, manifest)) is not None:
             yield found
 
 

@@ -38,11 +38,11 @@ def projector(model: str) -> Path | None:
     found = locate(model)
     if found is None:
         return None
-    home, pattern = found.parent, "*.gguf"
+    home, files = found.parent, sorted(path for path in found.parent.glob("*.gguf") if path.is_file())
     if isinstance(source, HubSource):  # a repository may keep it above its models
-        home, pattern = hubcache.snapshot_of(found), "**/*.gguf"
-    here = [names.RemoteFile(str(path.relative_to(home)), 0) for path in sorted(home.glob(pattern)) if path.is_file()]
-    beside = names.projector_of(here)
+        home = hubcache.snapshot_of(found)
+        files = hubcache.files_below(home, ".gguf")
+    beside = names.projector_of(hubcache.as_listed(home, files))
     return home / beside.path if beside is not None else None
 
 

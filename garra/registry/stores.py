@@ -12,7 +12,7 @@ from garra.errors import BadModel
 from garra.registry import gguf, hubcache, names, ollama, store
 from garra.registry.catalog import Artifact, StoredFile, facts_of, warnings_of
 from garra.registry.header import Header
-from garra.registry.names import RemoteFile, Variant
+from garra.registry.names import Variant
 from garra.registry.source import HubSource, OllamaSource, PypiSource, parse_source
 
 _MOST_FILES = 200_000
@@ -61,7 +61,7 @@ def hub_cache(cache: Path) -> Iterator[Found]:
     for root in sorted(cache.glob("models--*--*")):
         repo = root.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in hubcache.RepoCache(repo, cache).snapshots()[:1]:
-            for one, projector in _models_in(snapshot, snapshot.rglob("*.gguf")):
+            for one, projector in _models_in(snapshot, hubcache.files_below(snapshot, ".gguf")):
                 path = snapshot / one.files[0].path
                 own = f":{one.label}" if names.quant_of(path.name) else f"/{one.files[0].path}"
                 ref = f"hf:{repo}{own}" if cache == hubcache.cache_dir() else f"file:{path}"
@@ -181,7 +181,7 @@ def _unfit(header: Header) -> str:
 
 def _models_in(home: Path, paths: Iterable[Path]) -> Iterator[tuple[Variant, Path | None]]:
     """The whole models among these files below `home`, each with the projector beside it."""
-    here = [RemoteFile(str(path.relative_to(home)), path.stat().st_size) for path in sorted(paths) if path.is_file()]
+    here = hubcache.as_listed(home, sorted(path for path in paths if path.is_file()))
     projector = names.projector_of(here)
     models = [file for file in here if not names.is_projector(file.path)]
     for one in names.variants(models):

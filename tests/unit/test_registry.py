@@ -109,6 +109,23 @@ def test_the_cache_is_where_the_hubs_own_client_has_it(environment: dict[str, st
     assert done.stdout.strip() == folder
 
 
+def test_what_other_programs_remove_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    for name in ("a/m.gguf", "a/.hidden/n.gguf", "z.gguf", "a/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / "dangling.gguf").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to(".")
+    found = hubcache.files_below(tmp_path, ".gguf")
+    assert found == [tmp_path / "a/.hidden/n.gguf", tmp_path / "a/m.gguf", tmp_path / "z.gguf"]
+    (tmp_path / "z.gguf").unlink()
+    assert [(one.path, one.n_bytes) for one in hubcache.as_listed(tmp_path / "a", found[:2])] == [
+        (".hidden/n.gguf", 4),
+        ("m.gguf", 4),
+    ]
+    assert len(hubcache.as_listed(tmp_path, found)) == 2
+    assert hubcache.files_below(tmp_path / "gone") == []
+
+
 def test_a_file_that_is_no_gguf_is_told(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"<html>")
