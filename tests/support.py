@@ -21,10 +21,12 @@ import httpx
 import psutil
 
 READY_LIMIT_S = 90.0
+PATIENCE_S = 60.0
+"""Far more than anything takes: a machine may be busy with other things."""
 Json = dict[str, Any]
 
 
-def eventually(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
     """The first truthy value of `condition`; fails the test when there is none in time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

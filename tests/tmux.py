@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from tests.support import Garra, eventually
+from tests.support import PATIENCE_S, Garra, eventually
 
 
 class Tmux:
@@ -45,7 +45,7 @@ class Tmux:
     def lines(self) -> list[str]:
         return self.text.split("\n")
 
-    def shows(self, *words: str, within_s: float = 20) -> str:
+    def shows(self, *words: str, within_s: float = PATIENCE_S) -> str:
         """The first screen that has all of these."""
         return str(eventually(lambda: all(word in self.text for word in words) and self.text, within_s))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.support import Garra, eventually
+from tests.support import PATIENCE_S, Garra, eventually
 
 LATE = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -55,5 +55,5 @@ class Reply:
         return "data: [DONE]" in self.lines and not self.cut
 
 
-async def until(condition: Any, within_s: float = 20) -> None:
+async def until(condition: Any, within_s: float = PATIENCE_S) -> None:
     await asyncio.to_thread(eventually, condition, within_s)

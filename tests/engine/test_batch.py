@@ -147,7 +147,7 @@ def test_a_machine_that_goes_away_costs_nothing_and_failures_are_written_down(
     words = [str(path), "-o", str(out)]
     words += [word for one in two for word in ("--url", f"http://{one.address}:8080")]
     child = begin(two[0], *words)
-    eventually(lambda: out.exists() and out.read_bytes().count(b"\n") >= 50, 60)
+    eventually(lambda: out.exists() and out.read_bytes().count(b"\n") >= 50)
     two[1].stop()
     said, complaint = child.communicate(timeout=200)
     assert child.returncode == 6, complaint

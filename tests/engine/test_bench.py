@@ -84,7 +84,7 @@ def tapped(url: str) -> Iterator[tuple[str, list[Exchange]]]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    ready.wait(10)
+    ready.wait(60)
     try:
         yield address, seen
     finally:
@@ -197,7 +197,7 @@ def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(served: G
             assert httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         eventually(lambda: path.read_text().count("\n") >= 4)
         recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(20) == 0
+        assert recorder.wait(60) == 0
         assert f"3 requests in {path}" in recorder.stderr.read()
     told = path.read_text()
     assert "secret" not in told

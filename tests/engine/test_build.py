@@ -100,7 +100,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(builder: Garra, tmp_path:
             eventually(lambda: written(data, "libunits.a"))
             before = objects(data)
             first.send_signal(signum)
-            assert first.wait(20) != 0
+            assert first.wait(60) != 0
         finally:
             first.kill()
     assert not (data / "garra" / "engines" / "current").exists()

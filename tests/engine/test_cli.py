@@ -44,7 +44,7 @@ def test_up_status_ps_logs_chat_down(garra: Garra) -> None:
     assert "tok/s" in said.stderr
     assert garra.run("down").returncode == 0
     assert garra.process is not None
-    assert garra.process.wait(20) == 0
+    assert garra.process.wait(60) == 0
     assert garra.run("status").returncode == 8
     assert "fix: garra up" in garra.run("down").stderr
 

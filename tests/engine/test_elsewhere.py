@@ -86,10 +86,10 @@ def test_a_server_that_goes_away_is_down_and_comes_back(far: Garra) -> None:
         near.up("far")
         port = int(far.url.rpartition(":")[2])
         far.stop()
-        eventually(lambda: near.engine("far")["phase"] in ("backoff", "failed", "loading"), 60)
+        eventually(lambda: near.engine("far")["phase"] in ("backoff", "failed", "loading"))
         far.process = None
         far.start("demo", port=port)
-        eventually(lambda: near.run("load", "far").returncode == 0, 60)
+        eventually(lambda: near.run("load", "far").returncode == 0)
         reply = httpx.post(f"{near.url}/v1/chat/completions", json={"model": "far", "messages": HI, "stream": True})
         assert "[DONE]" in reply.text
     finally:
@@ -194,4 +194,4 @@ def test_while_the_primary_waits_out_a_crash_the_fallback_answers(stubbed: Make)
         assert served == "other"
         return True
 
-    eventually(seen, 60)
+    eventually(seen)

@@ -306,7 +306,7 @@ def first_token(talk: Talk, text: str, *, anew: bool = False) -> tuple[dict[int,
 def crash(garra: Garra) -> None:
     for file in garra.engine_files():
         os.kill(file["pid"], 9)
-    eventually(lambda: all(row["engine"]["phase"] != "ready" for row in garra.status()["profiles"]), 30)
+    eventually(lambda: all(row["engine"]["phase"] != "ready" for row in garra.status()["profiles"]))
 
 
 def spoil(garra: Garra, chance: random.Random) -> None:

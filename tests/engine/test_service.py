@@ -60,7 +60,7 @@ def test_ready_means_that_a_model_serves(stubbed: Make, manager: FakeManager) ->
     garra = stubbed("deaf", NOTIFY_SOCKET=str(manager.address))
     garra.start("demo")
     eventually(lambda: any("demo loading" in line for line in manager.hear()))
-    eventually(lambda: garra.exited, 60)
+    eventually(lambda: garra.exited)
     assert "READY=1" not in manager.hear()
     assert "STOPPING=1" in manager.hear()
 
@@ -139,7 +139,7 @@ def test_a_real_start_kill_restart_and_stop(outside_tmp: Garra) -> None:
         assert said.status_code == 200
         engine = garra.engine_pid()
         os.kill(int(str(first["pid"])), signal.SIGKILL)
-        eventually(lambda: state()["restarts"] == 1 and state()["active"] == "active", 60)
+        eventually(lambda: state()["restarts"] == 1 and state()["active"] == "active")
         assert not alive(engine), "no engine outlives its garra"
         assert state()["pid"] != first["pid"]
         with httpx.stream(

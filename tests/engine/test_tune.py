@@ -61,13 +61,13 @@ class Tuning:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         self.close()
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(60)
         self._reader.join(20)
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
@@ -120,9 +120,9 @@ def test_killed_half_way_it_goes_on_and_trials_that_go_wrong_are_results(garra: 
 def disturb(garra: Garra, signum: int) -> None:
     """Send this to the engine of the trial that is running now."""
     seen = {one["pid"] for one in garra.engine_files()}
-    fresh = eventually(lambda: [one["pid"] for one in garra.engine_files() if one["pid"] not in seen], 60)
+    fresh = eventually(lambda: [one["pid"] for one in garra.engine_files() if one["pid"] not in seen])
     os.kill(fresh[0], signum)
-    eventually(lambda: not any(one["pid"] == fresh[0] for one in garra.engine_files()), 60)
+    eventually(lambda: not any(one["pid"] == fresh[0] for one in garra.engine_files()))
 
 
 @pytest.mark.timeout(300)
