@@ -184,17 +184,18 @@ def test_what_is_wrong_is_named(served: Garra, words: list[str], said: str) -> N
     assert "Traceback" not in done.stderr
 
 
-def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(served: Garra, tmp_path: Path) -> None:
+def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(garra: Garra, tmp_path: Path) -> None:
+    garra.configure("[profiles.demo]\nslots = 1").up("demo")  # so that who comes early finds what the one before left
     path = tmp_path / "day.jsonl"
     command = [sys.executable, "-m", "garra", "bench", "record", "-o", str(path)]
-    with subprocess.Popen(command, env=served.env, stderr=subprocess.PIPE, text=True) as recorder:
+    with subprocess.Popen(command, env=garra.env, stderr=subprocess.PIPE, text=True) as recorder:
         assert recorder.stderr is not None
         assert "recording" in recorder.stderr.readline()
         handbook = "The secret handbook says: " + words(120)
         for question in ("Who?", "Why?", "And then?"):
             messages = [{"role": "system", "content": handbook}, {"role": "user", "content": question}]
             body = {"model": "demo", "max_tokens": 12, "messages": messages, "ignore_eos": True}
-            assert httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+            assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         eventually(lambda: path.read_text().count("\n") >= 4)
         recorder.send_signal(signal.SIGINT)
         assert recorder.wait(60) == 0
@@ -205,14 +206,14 @@ def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(served: G
     assert rows[0]["blocks"][:2] == rows[1]["blocks"][:2]
     assert rows[1]["n_cached"] > 100
     assert [said["role"] for said in rows[0]["messages"]] == ["system", "user"]
-    done = served.run("bench", "replay", str(path), "--speed", "0.5", "--json", timeout=120)
+    done = garra.run("bench", "replay", str(path), "--speed", "2", "--json", timeout=120)
     assert done.returncode == 0, done.stderr
     (cell,) = json.loads(done.stdout)["cells"]
     assert cell["completed"] == 3
     assert set(cell["output_lens"]) == {12}
     assert cell["cache_hit_rate"] > 0.3  # what shared a beginning shares one again
     path.write_text("{}\n")
-    assert "is no recording" in served.run("bench", "replay", str(path)).stderr
+    assert "is no recording" in garra.run("bench", "replay", str(path)).stderr
 
 
 def test_loads_and_swaps_are_timed(garra: Garra, demo_model: Path) -> None:
