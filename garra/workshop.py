@@ -14,9 +14,10 @@ from garra.config import Config
 from garra.engine import store as engines
 from garra.engine.argv import server_argv
 from garra.planner.room import Margins, Room
-from garra.prompts.fingerprint import fingerprint
+from garra.prompts.fingerprint import fingerprint, named_files
 from garra.prompts.keeper import kept_for
 from garra.prompts.store import PromptStore
+from garra.registry import names
 from garra.registry.catalog import Catalog
 from garra.spec import EngineBuild, LaunchPlan, Policy
 from garra.supervisor import memory
@@ -83,16 +84,25 @@ class Workshop:
 
     def identity(self, plan: LaunchPlan) -> str:
         """Of all that must be equal for an engine to take back what another one's slots held."""
-        seen = plan.model_path.stat()
-        model = plan.profile.sha256 or f"{plan.model_path} {seen.st_size} {seen.st_mtime_ns}"
+        model, extra = plan.model_path, plan.profile.extra_args
+        _, n_shards = names.shard_of(model.name) or (1, 1)
+        shards = [model, *(model.with_name(names.shard_name(model.name, n)) for n in range(2, n_shards + 1))]
+        content = [plan.profile.sha256] if plan.profile.sha256 and n_shards == 1 else map(_state, shards)
+        contents = [*content, *(_state(path) for path in named_files(extra) if path.is_file())]
         argv = server_argv(self.build.tool("llama-server"), plan, Path("-"))
-        return fingerprint(argv, model, plan.engine or self.build.stamp)
+        return fingerprint(argv, "\n".join(contents), plan.engine or self.build.stamp)
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
         return planning.environment(self.build, plan.gpu)
 
     def close(self) -> None:
         self._store.close()
+
+
+def _state(path: Path) -> str:
+    """Changes with the file's content, as far as that can be told without reading it."""
+    seen = path.stat()
+    return f"{path} {seen.st_size} {seen.st_mtime_ns}"
 
 
 def margins(config: Config) -> Margins:

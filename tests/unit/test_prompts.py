@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from garra.prompts.book import Book
 from garra.prompts.chain import PIECE_BYTES, chain_of, expected_tokens, shared
-from garra.prompts.fingerprint import fingerprint
+from garra.prompts.fingerprint import fingerprint, named_files
 from garra.prompts.words import Costs, Held, Kept
 from garra.prompts.worth import gain_s, to_discard, to_restore, to_save
 from garra.traffic import Usage
@@ -110,6 +110,13 @@ def test_what_cells_depend_on_is_in_the_fingerprint() -> None:
     assert fingerprint(argv, "other", "b1") != same
     assert fingerprint(argv, "sha", "b2") != same
     assert fingerprint([*argv, "-n", "-1"], "sha", "b1") == same
+
+
+def test_files_among_a_profiles_own_flags_are_found() -> None:
+    extra = ["--lora", "/a.gguf", "--lora-scaled", "/b.gguf:0.5,c.gguf:-1", "--seed", "7", "--rope-scale=2"]
+    found = {str(path) for path in named_files(extra)}
+    assert {"/a.gguf", "/b.gguf", "c.gguf"} <= found
+    assert not any(one.startswith("-") for one in found)
 
 
 # -- proof
