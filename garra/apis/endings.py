@@ -1,20 +1,34 @@
 """How an answer ended and what it took, read from its last bytes. Pure.
 
-Searches, not parses: this is done for every answer.
+As little as possible is looked at: this is done for every answer.
 """
 
 from __future__ import annotations
 
 import re
 
+import msgspec
+
 from garra.apis.routes import Api
 from garra.traffic import Usage
 
-_TIMINGS = re.compile(
-    rb'(?:"cache_n":(\d+),)?"prompt_n":(\d+).*?"prompt_ms":([0-9.]+).*?"predicted_n":(\d+)(?:,"predicted_ms":([0-9.]+))?'
-    rb'(?:[^}]*?"id_slot":(\d+))?(?:[^}]*"draft_n":(\d+),"draft_n_accepted":(\d+))?',
-    re.DOTALL,
-)
+_TIMINGS_KEY = b'"timings":'
+
+
+class _Timings(msgspec.Struct, kw_only=True):
+    """What is read of the engine's timings, under its own names."""
+
+    cache_n: int = 0
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    id_slot: int | None = None
+
+
+_timings_decoder = msgspec.json.Decoder(_Timings)
 _USAGES = (
     re.compile(rb'"completion_tokens":\s?(\d+).*?"prompt_tokens":\s?(\d+)', re.DOTALL),
     re.compile(rb'"prompt_tokens":\s?(\d+).*?"completion_tokens":\s?(\d+)', re.DOTALL),
@@ -38,20 +52,29 @@ def is_whole(tail: bytes, api: Api) -> bool:
 
 def usage_of(tail: bytes) -> Usage | None:
     """What an answer took: the engine's timings, else the API's usage; None without both."""
-    at = tail.rfind(b'"timings":')
-    if at >= 0 and (found := _TIMINGS.search(tail, at)) is not None:
-        cached, prompt, prompt_ms, decoded, decode_ms, slot, drafted, accepted = found.groups(b"0")
+    if (told := _timings(tail)) is not None:
         return Usage(
-            int(prompt),
-            int(decoded),
-            float(prompt_ms),
-            float(decode_ms),
-            int(cached),
-            int(drafted),
-            int(accepted),
-            int(slot) if found[6] is not None else None,
+            told.prompt_n,
+            told.predicted_n,
+            told.prompt_ms,
+            told.predicted_ms,
+            told.cache_n,
+            told.draft_n,
+            told.draft_n_accepted,
+            told.id_slot,
         )
     for pattern in _USAGES:
         if (found := pattern.search(tail)) is not None:
             return Usage(int(found[1]), int(found[2]), 0.0)  # only their sum counts
     return None
+
+
+def _timings(tail: bytes) -> _Timings | None:
+    at = tail.rfind(_TIMINGS_KEY)
+    if at < 0:
+        return None
+    begin = at + len(_TIMINGS_KEY)
+    try:  # they hold nothing that nests
+        return _timings_decoder.decode(tail[begin : tail.find(b"}", begin) + 1])
+    except msgspec.DecodeError:
+        return None

@@ -80,17 +80,19 @@ class Inference:
             limit = self._config.settings.body_limit_mib
             raise TooLarge(f"the request is larger than {limit} MiB", fix="raise body_limit_mib") from None
 
-    async def answer(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
-        """The engine's answer to a request in an API the engine speaks."""
+    def answer(self, route: Route, request: web.BaseRequest) -> Coroutine[Any, Any, web.StreamResponse]:
+        """The engine's answer, in an API the engine speaks. Not itself a coroutine: one less for every short answer."""
         content = request.content
         if content.is_eof() and content.total_bytes <= self._body_limit:  # as a rule it came with the head
-            body = content.read_nowait()
-        else:
-            body = await self.body_of(request)
+            return self._answer(route, request, content.read_nowait())
+        return self._answer_later(route, request)
+
+    async def _answer_later(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answer(route, request, await self.body_of(request))
+
+    def _answer(self, route: Route, request: web.BaseRequest, body: bytes) -> Coroutine[Any, Any, web.StreamResponse]:
         head = read_call(body)
-        asked = Asked(route, body, head, self._config.profile(head.model or ""))
-        response: web.StreamResponse = await self._run(request, asked, forward)
-        return response
+        return self._run(request, Asked(route, body, head, self._config.profile(head.model or "")), forward)
 
     async def look(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
         """A look at an engine, or a word to one of its answers: no slot, no load, only where it is up."""
@@ -123,10 +125,7 @@ class Inference:
         return await glance(self._pool, self._address(profile), route, msgspec.json.encode(asked), self._write_stall_s)
 
     def _run(self, request: web.BaseRequest, asked: Asked, do: Do) -> Coroutine[Any, Any, Any]:
-        """`do` with a lease of the profile; where that one is down or full, with one of its fallbacks.
-
-        Not itself a coroutine: one less for every short answer.
-        """
+        """`do` with a lease of the profile; where that one is down or full, with one of its fallbacks."""
         request["id"] = ident = identify(request.headers)
         if not self._access.open:
             self._check_key(request, asked.profile)

@@ -16,6 +16,7 @@ from garra.traffic import ClientKey, Priority, Wish
 _PRIORITY, _CLIENT = istr("X-Garra-Priority"), istr("X-Garra-Client")  # found faster than plain text
 _CLAUDE_CODE, _CODEX = istr("X-Claude-Code-Session-Id"), istr("session-id")
 _OPENCODE, _AFFINITY = istr("x-session-id"), istr("x-session-affinity")
+_NORMAL = Priority.NORMAL
 _TOKEN_BYTES = 4.0
 _USUAL_ANSWER_TOKENS = 256.0
 _SHARE_LENGTH = 64
@@ -59,7 +60,7 @@ def wish_of(
     client, best = (address, keyless) if key is None else (f"key {key.name}", key.priority)
     asked = headers.get(_PRIORITY)
     if asked is None:
-        priority = max(Priority.NORMAL, best)
+        priority = best if best > _NORMAL else _NORMAL
     elif asked.upper() in Priority.__members__:
         priority = max(Priority[asked.upper()], best)
     else:

@@ -233,22 +233,17 @@ class UpstreamPool:
 
         Raises UpstreamGone, WireError.
         """
-        kept = self._take(socket)
-        if kept is not None:
+        upstream, kept = self._take(socket), True
+        while True:
+            if upstream is None:
+                upstream, kept = await self._connect(socket), False
             try:
-                return kept, await self._send(kept, request, body)
-            except UpstreamGone as gone:
-                if not gone.untouched:
+                return upstream, await upstream.send(request, body)
+            except BaseException as error:  # also when the client left: the engine must see it at once
+                upstream.abort()
+                if not (kept and isinstance(error, UpstreamGone) and error.untouched):
                     raise
-        fresh = await self._connect(socket)
-        return fresh, await self._send(fresh, request, body)
-
-    async def _send(self, upstream: Upstream, request: bytes, body: bytes) -> ResponseHead:
-        try:
-            return await upstream.send(request, body)
-        except BaseException:  # the client left while the engine was busy: the engine must see it at once
-            upstream.abort()
-            raise
+            upstream = None
 
     async def _connect(self, socket: Path) -> Upstream:
         try:
