@@ -47,7 +47,12 @@ class Tmux:
 
     def shows(self, *words: str, within_s: float = PATIENCE_S) -> str:
         """The first screen that has all of these."""
-        return str(eventually(lambda: all(word in self.text for word in words) and self.text, within_s))
+
+        def seen() -> str:
+            text = self.text
+            return text if all(word in text for word in words) else ""
+
+        return str(eventually(seen, within_s))
 
     def keys(self, *keys: str) -> None:
         """In tmux's names: `Up`, `Escape`, `q`."""

@@ -16,7 +16,8 @@ def test_requests_are_lines_of_json_with_the_id_their_client_knows(garra: Garra)
     url = f"{garra.url}/v1/chat/completions"
 
     def ask(number: int) -> httpx.Response:
-        body = {"model": "demo", "max_tokens": 24, "messages": [{"role": "user", "content": f"my secret {number}"}]}
+        messages = [{"role": "user", "content": f"my secret {number}"}]
+        body = {"model": "demo", "max_tokens": 128, "ignore_eos": True, "messages": messages}
         return httpx.post(url, json=body, headers={"X-Request-Id": f"mine-{number}"}, timeout=60)
 
     with ThreadPoolExecutor(2) as clients:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests import user_systemd
@@ -71,12 +72,14 @@ def test_signs_of_health_end_when_the_loop_stands_still(stubbed: Make, manager: 
     eventually(lambda: "READY=1" in manager.hear() and manager.told.count("WATCHDOG=1") > 2)
     assert any(line.startswith("STATUS=demo ready, 0 busy") for line in manager.told)
     assert garra.process is not None
-    os.kill(garra.process.pid, signal.SIGSTOP)
+    process = psutil.Process(garra.process.pid)
+    process.suspend()
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
     manager.hear()
     before = manager.told.count("WATCHDOG=1")
     with pytest.raises(AssertionError, match="still not so"):
         eventually(lambda: manager.hear().count("WATCHDOG=1") > before, 1.5)
-    os.kill(garra.process.pid, signal.SIGCONT)
+    process.resume()
     eventually(lambda: manager.hear().count("WATCHDOG=1") > before)
     engine = Path(f"/proc/{garra.engine_pid()}/environ").read_bytes()
     assert b"NOTIFY_SOCKET" not in engine
