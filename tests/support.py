@@ -110,7 +110,7 @@ class Garra:
 
     def control(self, method: str, path: str) -> Json:
         transport = httpx.HTTPTransport(uds=str(self.runtime / "control.sock"))
-        with httpx.Client(transport=transport, base_url="http://garra", timeout=20) as client:
+        with httpx.Client(transport=transport, base_url="http://garra", timeout=60) as client:
             answer: Json = client.request(method, f"/garra/v1{path}").json()
             return answer
 

@@ -17,7 +17,7 @@ class Client:
     """Asks one garra; every answer of the late stub takes about 0.3 s of its slot."""
 
     def __init__(self, garra: Garra) -> None:
-        self.http = httpx.AsyncClient(base_url=garra.url, timeout=60, limits=httpx.Limits(max_connections=None))
+        self.http = httpx.AsyncClient(base_url=garra.url, timeout=180, limits=httpx.Limits(max_connections=None))
 
     async def __aenter__(self) -> Client:
         return self

@@ -207,7 +207,7 @@ def test_live_traffic_is_recorded_without_a_word_of_it_and_asked_again(garra: Ga
         for question in ("Who?", "Why?", "And then?"):
             messages = [{"role": "system", "content": handbook}, {"role": "user", "content": question}]
             body = {"model": "demo", "max_tokens": 12, "messages": messages, "ignore_eos": True}
-            assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+            assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180).status_code == 200
         eventually(lambda: path.read_text().count("\n") >= 4)
         recorder.send_signal(signal.SIGINT)
         assert recorder.wait(60) == 0

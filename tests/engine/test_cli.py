@@ -82,7 +82,7 @@ def test_down_of_one_profile_unloads_it_and_a_request_brings_it_back(garra: Garr
     eventually(lambda: garra.engine()["phase"] == "cold")
     assert httpx.get(f"{garra.url}/health?ready=1").status_code == 503
     body = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
-    assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180).status_code == 200
 
 
 def test_without_a_profile_it_says_what_it_chose_and_why(garra: Garra) -> None:

@@ -69,7 +69,7 @@ async def test_the_slot_is_idle_within_2_s(served: Garra, stream: bool, stage: s
 async def busy_after(served: Garra, seed: int, *, stream: bool, stage: str, beside: bool) -> tuple[int, int]:
     """Slots busy, and leases held, some time after a client left at this stage."""
     await asyncio.to_thread(eventually, lambda: served.engine()["leases"] == 0)
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client, other_stream(client, beside):
+    async with httpx.AsyncClient(base_url=served.url, timeout=180) as client, other_stream(client, beside):
         launched = served.n_launched()
         body = long_request(stream=stream, n_words=900 if stage == "prefill" else 3, seed=seed)
         request = asyncio.ensure_future(leave_when_cancelled(client, body))

@@ -44,9 +44,9 @@ def content_of(events: list[dict[str, Any]]) -> str:
 
 def test_20_answers_equal_the_engines_own_streamed_and_not(served: Garra) -> None:
     engine = httpx.Client(
-        transport=httpx.HTTPTransport(uds=served.engine_socket()), base_url="http://engine", timeout=60
+        transport=httpx.HTTPTransport(uds=served.engine_socket()), base_url="http://engine", timeout=180
     )
-    with engine, httpx.Client(base_url=served.url, timeout=60) as proxy:
+    with engine, httpx.Client(base_url=served.url, timeout=180) as proxy:
         for prompt in PROMPTS:
             own = engine.post("/v1/chat/completions", json=ask(prompt, stream=False)).json()
             ours = proxy.post("/v1/chat/completions", json=ask(prompt, stream=False)).json()

@@ -189,11 +189,11 @@ def _within(less: Any, more: Any) -> bool:
 def test_every_route_is_the_engines_or_the_difference_is_known(served: Garra) -> None:
     sockets = {Path(file["socket"]).name.split("-")[0]: file["socket"] for file in served.engine_files()}
     rows = []
-    with httpx.Client(base_url=served.url, timeout=60) as proxy:
+    with httpx.Client(base_url=served.url, timeout=180) as proxy:
         for route in ROUTES:
             profile = profile_for(route)
             transport = httpx.HTTPTransport(uds=sockets[profile])
-            with httpx.Client(transport=transport, base_url="http://engine", timeout=60) as engine:
+            with httpx.Client(transport=transport, base_url="http://engine", timeout=180) as engine:
                 for case in cases(route):
                     theirs, ours = asked(engine, route, case, profile), asked(proxy, route, case, profile)
                     found = difference(theirs, ours)

@@ -67,7 +67,7 @@ def test_its_queue_is_ours(far: Garra) -> None:
     near = near_of(far, "slots = 2")
 
     async def crowd() -> list[int]:
-        async with httpx.AsyncClient(base_url=near.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=near.url, timeout=180) as http:
             body = {"model": "far", "messages": HI, "stream": True}
             replies = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for _ in range(8)))
         return [reply.text.count("[DONE]") for reply in replies]
@@ -114,7 +114,7 @@ def test_without_its_key_it_is_not_started(far: Garra) -> None:
 
 def ask(garra: Garra, **more: object) -> httpx.Response:
     body = {"model": "demo", "messages": HI, "stream": True} | more
-    return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
 
 
 def test_a_full_queue_goes_to_the_fallback(stubbed: Make) -> None:
@@ -123,7 +123,7 @@ def test_a_full_queue_goes_to_the_fallback(stubbed: Make) -> None:
     assert garra.run("load", "other").returncode == 0
 
     async def crowd() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=garra.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=garra.url, timeout=180) as http:
             body = {"model": "demo", "messages": HI, "stream": True}
             return list(await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for _ in range(6))))
 
@@ -146,7 +146,9 @@ def test_the_primary_is_killed_under_load(stubbed: Make, tmp_path: Path) -> None
     assert garra.run("load", "other").returncode == 0
 
     async def crowd() -> list[tuple[str, httpx.Response | None]]:
-        async with httpx.AsyncClient(base_url=garra.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
+        async with httpx.AsyncClient(
+            base_url=garra.url, timeout=180, limits=httpx.Limits(max_connections=None)
+        ) as http:
 
             async def one(n: int) -> tuple[str, httpx.Response | None]:
                 await asyncio.sleep(n * 0.02)

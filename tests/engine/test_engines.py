@@ -147,7 +147,7 @@ def test_a_running_garra_changes_over_without_cutting_an_answer(
 
     def listen() -> None:
         with (
-            httpx.Client(base_url=url, timeout=60) as client,
+            httpx.Client(base_url=url, timeout=180) as client,
             client.stream("POST", path, json=body) as reply,
         ):
             lines.extend(reply.iter_lines())
@@ -177,7 +177,7 @@ def test_a_prebuilt_engine_serves_while_there_is_no_compiler(apart: Garra) -> No
     answer = httpx.post(
         f"{apart.url}/v1/chat/completions",
         json={"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi!"}]},
-        timeout=60,
+        timeout=180,
     )
     assert answer.json()["usage"]["completion_tokens"] == 5
 

@@ -69,7 +69,7 @@ def test_a_real_answer_from_every_store(stores: dict[str, str], tmp_path: Path, 
                 "temperature": 0,
                 "messages": [{"role": "user", "content": "Hi!"}],
             }
-            reply = httpx.post(f"{garra.url}/v1/chat/completions", json=asked, timeout=60)
+            reply = httpx.post(f"{garra.url}/v1/chat/completions", json=asked, timeout=180)
             assert reply.status_code == 200, reply.text
             assert reply.json()["choices"][0]["message"]["content"].strip()
         garra.run("unload", "from_ollama")

@@ -18,7 +18,7 @@ def test_requests_are_lines_of_json_with_the_id_their_client_knows(garra: Garra)
     def ask(number: int) -> httpx.Response:
         messages = [{"role": "user", "content": f"my secret {number}"}]
         body = {"model": "demo", "max_tokens": 128, "ignore_eos": True, "messages": messages}
-        return httpx.post(url, json=body, headers={"X-Request-Id": f"mine-{number}"}, timeout=60)
+        return httpx.post(url, json=body, headers={"X-Request-Id": f"mine-{number}"}, timeout=180)
 
     with ThreadPoolExecutor(2) as clients:
         replies = list(clients.map(ask, (1, 2)))

@@ -109,10 +109,10 @@ def test_errors_are_texts(served: Garra, method: str, path: str, status: int, sa
 def test_a_larger_context_is_told_not_loaded(served: Garra) -> None:
     pid = served.engine_pid()
     body = {"model": "demo", "messages": HI, "stream": False, "options": {"num_ctx": 100_000, "num_predict": 1}}
-    reply = httpx.post(f"{served.url}/api/chat", json=body, timeout=60)
+    reply = httpx.post(f"{served.url}/api/chat", json=body, timeout=180)
     assert reply.headers["X-Garra-Context"] == "8192 of 100000 asked for"
     smaller = httpx.post(
-        f"{served.url}/api/chat", json=body | {"options": {"num_ctx": 512, "num_predict": 1}}, timeout=60
+        f"{served.url}/api/chat", json=body | {"options": {"num_ctx": 512, "num_predict": 1}}, timeout=180
     )
     assert "X-Garra-Context" not in smaller.headers
     assert served.engine_pid() == pid

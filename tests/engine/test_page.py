@@ -250,7 +250,7 @@ def test_anyone_can_use_it(browser: Browser, stubbed: Make, layout: str) -> None
 
 
 def test_browsers_get_the_page_and_everybody_else_a_word(served: Garra) -> None:
-    with httpx.Client(base_url=served.url, timeout=30) as client:
+    with httpx.Client(base_url=served.url, timeout=180) as client:
         html = client.get("/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
         assert html.text.startswith("<!doctype html>")
         assert "default-src 'none'" in html.headers["Content-Security-Policy"]

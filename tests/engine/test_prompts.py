@@ -83,7 +83,7 @@ class Talk:
         reply = httpx.post(
             f"{self.garra.url}/v1/chat/completions",
             json={"model": self.model, "messages": self.messages, **more},
-            timeout=120,
+            timeout=180,
         )
         assert reply.status_code == 200, reply.text
         told = reply.json()
@@ -95,7 +95,7 @@ class Talk:
 def swap(garra: Garra) -> None:
     """`b` takes the place of `a`, and answers something."""
     body = {"model": "b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=120).status_code == 200
+    assert httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180).status_code == 200
     assert garra.engine("a")["phase"] == "cold"
 
 

@@ -34,7 +34,7 @@ def there(stubbed: Make, hub: FakeHub) -> Garra:
 
 
 def ask(garra: Garra, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-    return httpx.request(method, garra.url + path, json=body, headers=headers, timeout=30)
+    return httpx.request(method, garra.url + path, json=body, headers=headers, timeout=180)
 
 
 def job_of(garra: Garra, number: str) -> Json:
@@ -62,7 +62,7 @@ def test_a_download_is_one_job_and_followed_to_its_end(there: Garra, hub: FakeHu
     assert begun.status_code == 202
     again = ask(there, "POST", "/registry/download", {"ref": REF.lower().replace("q8", "Q8")}).json()
     assert again["id"] == begun.json()["id"], "whoever asks for the same joins it"
-    with httpx.stream("GET", f"{there.url}/registry/download/{again['id']}/events", timeout=30) as reply:
+    with httpx.stream("GET", f"{there.url}/registry/download/{again['id']}/events", timeout=180) as reply:
         news = [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line]
     assert [one["state"] for one in news[:-1]] == ["running"] * (len(news) - 1)
     assert news[-1]["state"] == "done"

@@ -215,11 +215,11 @@ def test_health_200_and_every_answer_500_opens_the_breaker_with_the_reason(stubb
     seen: list[httpx.Response] = []
 
     def down() -> bool:
-        seen.append(httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60))
+        seen.append(httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180))
         return str(garra.engine()["phase"]) == "failed"
 
     eventually(down)
-    last = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60)
+    last = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
     assert last.status_code == 503
     assert "5 answers in a row failed" in last.json()["error"]["message"]
     assert int(last.headers["retry-after"]) <= 60
@@ -231,7 +231,7 @@ def test_a_request_that_kills_twice_is_quarantined_and_others_go_on(stubbed: Mak
 
     def ask(content: str) -> httpx.Response:
         body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
-        return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60)
+        return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
 
     killer = ask("bad")
     assert killer.status_code == 502, "tried twice, and it died twice"

@@ -31,7 +31,7 @@ def key_of(garra: Garra, name: str, *words: str) -> str:
 def status_with(garra: Garra, key: str | None, method: str = "POST", path: str = "/v1/chat/completions") -> int:
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     body = ASK if method == "POST" else None
-    return httpx.request(method, garra.url + path, json=body, headers=headers, timeout=30).status_code
+    return httpx.request(method, garra.url + path, json=body, headers=headers, timeout=180).status_code
 
 
 def test_keys_from_the_first_to_the_last(stubbed: Make) -> None:
@@ -47,7 +47,7 @@ def test_keys_from_the_first_to_the_last(stubbed: Make) -> None:
     rows = httpx.get(f"{garra.url}/v1/models", headers={"x-api-key": scoped}).json()["data"]
     assert [row["id"] for row in rows] == ["other"]
     asked = {"model": "other", "messages": ASK["messages"]}
-    with httpx.Client(base_url=garra.url, headers={"x-api-key": scoped}, timeout=30) as client:
+    with httpx.Client(base_url=garra.url, headers={"x-api-key": scoped}, timeout=180) as client:
         replies = [client.post("/v1/chat/completions", json=asked) for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert 1 <= int(replies[2].headers["Retry-After"]) <= 60
@@ -62,12 +62,12 @@ def test_keys_from_the_first_to_the_last(stubbed: Make) -> None:
 
 def test_what_changes_something_needs_an_administrator_once_there_are_keys(stubbed: Make) -> None:
     garra = stubbed("").up("demo")
-    assert httpx.post(f"{garra.url}/models/load", json={"model": "other"}, timeout=30).json() == {"success": True}
+    assert httpx.post(f"{garra.url}/models/load", json={"model": "other"}, timeout=180).json() == {"success": True}
     assert httpx.post(f"{garra.url}/models/unload", json={"model": "other"}).status_code == 200
     assert httpx.request("DELETE", f"{garra.url}/api/delete", json={"model": "demo"}).status_code == 403
     plain, boss = key_of(garra, "plain"), key_of(garra, "boss", "--admin")
     for key, status in ((plain, 403), (boss, 200)):
-        with httpx.Client(base_url=garra.url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+        with httpx.Client(base_url=garra.url, headers={"Authorization": f"Bearer {key}"}, timeout=180) as client:
             assert client.post("/models/load", json={"model": "other"}).status_code == status
             assert client.get("/registry/models").status_code == status
             copied = client.post("/api/copy", json={"source": "demo", "destination": "gpt-4o"})
@@ -100,7 +100,7 @@ def test_neither_key_nor_prompt_is_written_down(stubbed: Make) -> None:
     garra = stubbed("", "", 'log_format = "json"').up("demo")
     key = key_of(garra, "one")
     for wrong in (key, "garra-wrong-key-of-somebody"):
-        with httpx.Client(base_url=garra.url, headers={"Authorization": f"Bearer {wrong}"}, timeout=30) as client:
+        with httpx.Client(base_url=garra.url, headers={"Authorization": f"Bearer {wrong}"}, timeout=180) as client:
             client.post("/v1/chat/completions", json=ASK)
             client.post("/v1/messages", json={**ASK, "max_tokens": 2})
             client.post("/api/chat", json=ASK)

@@ -138,7 +138,7 @@ def test_a_real_start_kill_restart_and_stop(outside_tmp: Garra) -> None:
         first = state()
         assert (first["active"], first["enabled"], first["restarts"]) == ("active", "enabled", 0)
         assert "demo ready" in str(first["status"])
-        said = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=ask("Say hi.", 8), timeout=60)
+        said = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=ask("Say hi.", 8), timeout=180)
         assert said.status_code == 200
         engine = garra.engine_pid()
         os.kill(int(str(first["pid"])), signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_real_start_kill_restart_and_stop(outside_tmp: Garra) -> None:
         assert not alive(engine), "no engine outlives its garra"
         assert state()["pid"] != first["pid"]
         with httpx.stream(
-            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=ask("Count.", 150), timeout=60
+            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=ask("Count.", 150), timeout=180
         ) as reply:
             lines = reply.iter_lines()
             assert next(lines).startswith("data: ")

@@ -33,7 +33,7 @@ def turn(garra: Garra, session: str, text: str, **changes: Any) -> dict[str, int
         **changes,
     }
     headers = {"X-Claude-Code-Session-Id": session} if session else {}
-    answer = httpx.post(f"{garra.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+    answer = httpx.post(f"{garra.url}/v1/chat/completions", json=body, headers=headers, timeout=180).json()
     timings: dict[str, int] = answer["timings"]
     return timings
 
@@ -69,7 +69,7 @@ def test_claude_codes_api_is_steered_as_well(agents: Garra) -> None:
     def ask(session: str, text: str) -> int:
         body = {"model": "demo", "system": SYSTEM, "max_tokens": 2, "messages": [{"role": "user", "content": text}]}
         headers = {"X-Claude-Code-Session-Id": session}
-        answer = httpx.post(f"{agents.url}/v1/messages", json=body, headers=headers, timeout=60).json()
+        answer = httpx.post(f"{agents.url}/v1/messages", json=body, headers=headers, timeout=180).json()
         return int(answer["usage"]["input_tokens"])
 
     ask("m1", "mine " + TALK)

@@ -69,7 +69,7 @@ def chat(n_turns: int, filler: str) -> list[dict[str, str]]:
 def test_a_conversation_that_outgrows_its_slot_is_refused_with_counts(garra: Garra) -> None:
     garra.configure("[profiles.demo]\ncontext = 512").up("demo")
     body = {"model": "demo", "max_tokens": 8, "messages": chat(12, words(20)), "stream": True}
-    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert error["n_prompt_tokens"] > error["n_ctx"] == 512
@@ -79,7 +79,7 @@ def test_a_conversation_that_outgrows_its_slot_is_refused_with_counts(garra: Gar
 def test_or_loses_its_middle_and_says_so(garra: Garra, stream: bool) -> None:
     garra.configure('[profiles.demo]\ncontext = 512\noverflow = "truncate_middle"').up("demo")
     body = {"model": "demo", "max_tokens": 8, "messages": chat(12, words(20)), "stream": stream}
-    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
     assert reply.status_code == 200, reply.text
     told = reply.headers["X-Garra-Truncated"]
     assert told.startswith("messages=")
@@ -88,7 +88,7 @@ def test_or_loses_its_middle_and_says_so(garra: Garra, stream: bool) -> None:
     metrics = httpx.get(f"{garra.url}/metrics").text
     assert 'garra_truncated_total{profile="demo"} 1.0' in metrics
     hopeless = {"model": "demo", "messages": [{"role": "system", "content": words(900)}]}
-    assert httpx.post(f"{garra.url}/v1/chat/completions", json=hopeless, timeout=60).status_code == 400
+    assert httpx.post(f"{garra.url}/v1/chat/completions", json=hopeless, timeout=180).status_code == 400
     assert garra.engine()["leases"] == 0
 
 

@@ -20,7 +20,7 @@ def test_a_stopped_engine_is_replaced_and_its_client_told(garra: Garra) -> None:
     body = {"model": "demo", "stream": True, "max_tokens": 4000, "messages": [{"role": "user", "content": "A story."}]}
     lines: list[str] = []
     with (
-        httpx.Client(base_url=garra.url, timeout=60) as client,
+        httpx.Client(base_url=garra.url, timeout=180) as client,
         client.stream("POST", "/v1/chat/completions", json=body | {"ignore_eos": True}) as reply,
         pytest.raises(httpx.RemoteProtocolError),
     ):
@@ -33,7 +33,7 @@ def test_a_stopped_engine_is_replaced_and_its_client_told(garra: Garra) -> None:
     eventually(garra.ready)
     assert garra.engine_pid() != pid
     assert 'garra_engine_restarts_total{cause="stalled",profile="demo"} 1.0' in httpx.get(f"{garra.url}/metrics").text
-    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body | {"stream": False, "max_tokens": 3}, timeout=60)
+    reply = httpx.post(f"{garra.url}/v1/chat/completions", json=body | {"stream": False, "max_tokens": 3}, timeout=180)
     assert reply.status_code == 200
 
 
@@ -42,7 +42,7 @@ def test_an_engine_whose_slots_do_not_move_is_replaced(stubbed: Make) -> None:
     pid = garra.engine_pid()
     body = {"model": "demo", "stream": True, "messages": []}
     with (
-        httpx.Client(base_url=garra.url, timeout=60) as client,
+        httpx.Client(base_url=garra.url, timeout=180) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as reply,
         pytest.raises(httpx.RemoteProtocolError),
     ):

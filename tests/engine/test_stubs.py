@@ -15,7 +15,7 @@ from tests.support import Garra, alive, eventually
 
 def ask(garra: Garra, *, stream: bool = False) -> httpx.Response:
     body = {"model": "demo", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
-    return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{garra.url}/v1/chat/completions", json=body, timeout=180)
 
 
 def test_a_child_that_ignores_term_is_killed_and_reaped(stubbed: Make) -> None:
@@ -66,11 +66,11 @@ def test_half_an_event_never_reaches_the_client(stubbed: Make) -> None:
     body = {"model": "demo", "stream": True, "messages": []}
     lines: list[str] = []
     with (
-        httpx.stream("POST", f"{garra.url}/v1/chat/completions", json=body, timeout=30) as reply,
+        httpx.stream("POST", f"{garra.url}/v1/chat/completions", json=body, timeout=180) as reply,
         pytest.raises(httpx.RemoteProtocolError),
     ):
         lines.extend(reply.iter_lines())
-    with httpx.stream("POST", f"{garra.url}/v1/chat/completions", json=body, timeout=30) as reply:
+    with httpx.stream("POST", f"{garra.url}/v1/chat/completions", json=body, timeout=180) as reply:
         seen = [line for line in _until_cut(reply) if line]
     assert seen[0] == 'data: {"choices":[]}'
     assert json.loads(seen[1].removeprefix("data: "))["error"]["code"] == "engine_died"

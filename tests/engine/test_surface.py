@@ -98,7 +98,7 @@ def client(served: Garra) -> Iterator[openai.OpenAI]:
 
 
 def post(garra: Garra, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{garra.url}{path}", json={"model": "demo", **body}, timeout=60)
+    return httpx.post(f"{garra.url}{path}", json={"model": "demo", **body}, timeout=180)
 
 
 # -- tools

@@ -33,7 +33,7 @@ context = 8192
 @contextmanager
 def asking(garra: Garra, n: int) -> Iterator[None]:
     """So many clients that read one endless answer each, and leave at the end."""
-    clients = [httpx.Client(base_url=garra.url, timeout=60) for _ in range(n)]
+    clients = [httpx.Client(base_url=garra.url, timeout=180) for _ in range(n)]
     over = threading.Event()
 
     def ask(client: httpx.Client) -> None:

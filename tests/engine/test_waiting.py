@@ -79,7 +79,7 @@ async def test_a_refusal_of_the_engine_after_the_comments_is_an_event_too(garra:
     garra.configure("first_byte_grace_s = 0.1\n[profiles.demo]\nslots = 1\ncontext = 512\n").up("demo")
     long = {"model": "demo", "stream": True, "max_tokens": 100, "messages": [{"role": "user", "content": "A story."}]}
     too_long = long | {"messages": [{"role": "user", "content": "word " * 3000}]}
-    async with httpx.AsyncClient(base_url=garra.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=garra.url, timeout=180) as client:
         first = asyncio.ensure_future(client.post("/v1/chat/completions", json=long))
         await until(lambda: garra.engine()["leases"] == 1)
         lines: list[str] = []

@@ -77,7 +77,7 @@ def test_the_wheel_does_the_main_job(installed: Installed) -> None:
     shown = json.loads(installed.run("config", "show", "--json", check=True).stdout)
     assert "turbo_4b" in json.dumps(shown), "the profiles do, too"
     installed.up("demo")
-    with httpx.Client(base_url=installed.url, timeout=60) as client:
+    with httpx.Client(base_url=installed.url, timeout=180) as client:
         ask = {"model": "demo", "messages": [{"role": "user", "content": "Say hi."}], "stream": True}
         assert "data: [DONE]" in client.post("/v1/chat/completions", json=ask).text
         assert client.get("/", headers={"Accept": "text/html"}).text.startswith("<!doctype html>")
