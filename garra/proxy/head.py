@@ -31,6 +31,7 @@ def _request_lines(method: str, path: str, content_type: str) -> bytes:
     return lines.encode("latin-1", "replace")
 
 
+@functools.lru_cache(maxsize=256)
 def is_stream(head: ResponseHead) -> bool:
     return head.status == HTTPStatus.OK and head.headers.get("content-type", "").startswith("text/event-stream")
 

@@ -138,8 +138,9 @@ class Inference:
     async def _stream(self, request: web.BaseRequest, asked: Asked, ident: str, do: Do) -> Any:
         """The same with signs of life while it is waited for, where it is a stream."""
         patience = self._patience(request, asked) if asked.head.stream else None
+        one = self._first_of if asked.profile.fallback else self._attempt
         try:
-            return await self._first_of(request, asked, ident, patience, do)
+            return await one(request, asked, ident, patience, do)
         except GarraError as error:
             if patience is None or not patience.begun:
                 raise
@@ -154,8 +155,6 @@ class Inference:
     ) -> Any:
         """The first answer that the profile, or else one of its fallbacks, begins. Raises the profile's own error."""
         own = asked.profile
-        if not own.fallback:
-            return await self._attempt(request, asked, ident, patience, do)
         key, failures = self._key_of(request), {}
         others = (self._config.profile(name) for name in own.fallback)
         able = (own, *(one for one in others if may_use(key, one.name) and one.kind == own.kind))
@@ -242,7 +241,7 @@ class Inference:
             request,
             voice,
             asked.profile.name,
-            as_headers(dict(asked.told)),
+            as_headers(dict(asked.told)) if asked.told else b"",
             grace_s=settings.first_byte_grace_s,
             heartbeat_s=settings.heartbeat_s,
         )
