@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +39,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _REFUSAL_BYTES = 64 * 1024
 _ANSWER_BYTES = 64 * 1024 * 1024
 _SHORTENINGS = 4
+_LAST_WORD_S = 0.25
 
 
 async def forward(call: Call, lease: Lease, pool: UpstreamPool) -> web.StreamResponse:
@@ -137,14 +139,19 @@ def _first(call: Call, head: ResponseHead, told: dict[str, bytes], *, chunked: b
 
 
 def _break_off(call: Call, why: str, *, streams: bool, chunked: bool) -> None:
-    """End a broken answer so that no client can take it for whole: an error event if it is a stream, then a cut."""
+    """End a broken answer so that no client can take it for whole: an error event if it is a stream, then a cut.
+
+    A breath lies between the two: browsers throw away what they have not read yet when a connection breaks.
+    """
     transport = call.request.transport
     if transport is None or transport.is_closing():
         return
     if streams:
         event = error_event(EngineDied(why, fix="try again"), call.voice)
         transport.write(frame(event) if chunked else event)
-    transport.close()
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, transport.close)
+    else:
+        transport.close()
 
 
 async def _ask(call: Call, body: bytes, lease: Lease, pool: UpstreamPool) -> tuple[Upstream, ResponseHead]:

@@ -8,6 +8,7 @@ import OpenAI from "openai";
 const [url, model] = process.argv.slice(2);
 const messages = [{ role: "user", content: "Say hi." }];
 const told = {};
+// Temperature 0 throughout: where a sampled answer begins with an emoji, the engine names no role in its stream.
 
 async function status(promise) {
   try {
@@ -20,12 +21,12 @@ async function status(promise) {
 
 async function openai() {
   const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "any", maxRetries: 0 });
-  const whole = await client.chat.completions.create({ model, messages, max_tokens: 6 });
+  const whole = await client.chat.completions.create({ model, messages, max_tokens: 6, temperature: 0 });
   const stream = client.chat.completions.stream({
-    model, messages, max_tokens: 6, stream_options: { include_usage: true },
+    model, messages, max_tokens: 6, temperature: 0, stream_options: { include_usage: true },
   });
   const final = await stream.finalChatCompletion();
-  const response = client.responses.stream({ model, input: "Say hi.", max_output_tokens: 6 });
+  const response = client.responses.stream({ model, input: "Say hi.", max_output_tokens: 6, temperature: 0 });
   const answer = await response.finalResponse();
   return {
     whole: whole.choices[0].message.content, streamed: final.choices[0].message.content,
@@ -37,7 +38,7 @@ async function openai() {
 
 async function anthropic() {
   const client = new Anthropic({ baseURL: url, apiKey: "any", maxRetries: 0 });
-  const ask = { model, max_tokens: 6, messages };
+  const ask = { model, max_tokens: 6, temperature: 0, messages };
   const whole = await client.messages.create(ask);
   const final = await client.messages.stream(ask).finalMessage();
   return {
@@ -49,7 +50,7 @@ async function anthropic() {
 
 async function ollama() {
   const client = new Ollama({ host: url });
-  const options = { num_predict: 6 };
+  const options = { num_predict: 6, temperature: 0 };
   const whole = await client.chat({ model, messages, options });
   let streamed = "";
   let last;
@@ -67,7 +68,7 @@ async function ollama() {
 
 async function vercel() {
   const provider = createOpenAICompatible({ name: "garra", baseURL: `${url}/v1`, apiKey: "any", includeUsage: true });
-  const ask = { model: provider(model), prompt: "Say hi.", maxOutputTokens: 6, maxRetries: 0 };
+  const ask = { model: provider(model), prompt: "Say hi.", maxOutputTokens: 6, temperature: 0, maxRetries: 0 };
   const whole = await generateText(ask);
   const stream = streamText(ask);
   let streamed = "";
