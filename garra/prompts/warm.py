@@ -37,7 +37,7 @@ class Warmer:
     async def warm(self, profile: Profile, label: str, messages: list[dict[str, Any]], tools: list[Any]) -> Kept:
         """Compute what every conversation that begins so has in common, and keep it under this name.
 
-        Raises BadRequest, EngineDown and what a lease raises; OSError where the disk does.
+        Raises BadRequest, EngineDown and what a lease raises; GarraError where the disk fails.
         """
         if not self._keeper.keeps(profile):
             raise BadRequest(

@@ -106,11 +106,11 @@ async def _pass_on(
     tail = upstream.tail()
     if not ended:
         reason = await lease.death(call.print())
-        _break_off(call, f"the engine died while it answered: {reason}", streams=streams, chunked=chunked)
+        await _break_off(call, f"the engine died while it answered: {reason}", streams=streams, chunked=chunked)
     elif streams and call.profile.mends.unfinished and not is_whole(tail, call.api):
         lease.mended("unfinished")
         lease.ended(Outcome.FAILED)
-        _break_off(call, "the engine ended its answer without saying why", streams=True, chunked=chunked)
+        await _break_off(call, "the engine ended its answer without saying why", streams=True, chunked=chunked)
     else:
         if chunked:
             sink.write(_LAST_CHUNK)
@@ -138,10 +138,11 @@ def _first(call: Call, head: ResponseHead, told: dict[str, bytes], *, chunked: b
     return head_bytes(head, chunked, closing) + own + date()
 
 
-def _break_off(call: Call, why: str, *, streams: bool, chunked: bool) -> None:
+async def _break_off(call: Call, why: str, *, streams: bool, chunked: bool) -> None:
     """End a broken answer so that no client can take it for whole: an error event if it is a stream, then a cut.
 
-    A breath lies between the two: browsers throw away what they have not read yet when a connection breaks.
+    A breath lies between the two: browsers throw away what they have not read yet when a connection breaks. The handler
+    waits for it, so that no pipelined request is answered into the open body.
     """
     transport = call.request.transport
     if transport is None or transport.is_closing():
@@ -149,8 +150,10 @@ def _break_off(call: Call, why: str, *, streams: bool, chunked: bool) -> None:
     if streams:
         event = error_event(EngineDied(why, fix="try again"), call.voice)
         transport.write(frame(event) if chunked else event)
-        asyncio.get_running_loop().call_later(_LAST_WORD_S, transport.close)
-    else:
+    try:
+        if streams:
+            await asyncio.sleep(_LAST_WORD_S)
+    finally:
         transport.close()
 
 
